@@ -1,0 +1,43 @@
+# make check   lint, types, pure tests: under 20 s once the venv is there
+# make test    everything, with real Ray clusters
+# make demo    the whole of it on this machine: two teams, one preemption
+# make bench   what a decision costs
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: check lint types pure test ray demo bench clean
+
+check: lint types pure
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+pure: $(STAMP)
+	$(BIN)/python -m pytest -q -m "not ray"
+
+ray: $(STAMP)
+	$(BIN)/python -m pytest -q -m ray
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -q
+
+demo: $(STAMP)
+	$(BIN)/python examples/demo.py
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/decisions.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@

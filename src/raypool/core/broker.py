@@ -1,0 +1,635 @@
+"""The broker: an event goes in, instructions come out. It decides; the server does.
+
+`handle` is the only door and the only writer. It applies the event and then runs the cycle
+(cycle.py, semantics 5). There is no clock here: `now` comes with each event, in seconds, and never
+runs backwards. The rule that must not break: the same events give the same decisions, so nothing
+here may iterate over a set, read a clock, or draw a number.
+
+What the world confirms and what is instant is told by `World`: on Ray a grant is only allocated once
+its placement group is ready, and charged until the group is gone; in the simulator one or both happen
+in the same instant.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from raypool.core import events as ev
+from raypool.core.bundles import Bundle, bundles_of
+from raypool.core.config import faults_of, merged
+from raypool.core.cycle import Cycle
+from raypool.core.instructions import (
+    ChangeStatus,
+    CreatePlacementGroup,
+    Instruction,
+    RemovePlacementGroup,
+    WarnHolder,
+)
+from raypool.core.laws import check
+from raypool.core.nodes import Misfit, Node, find_misfit
+from raypool.core.pool import Owner, Pool, by_preference, link
+from raypool.core.reasons import (
+    EarlierGroupLeaving,
+    Evicted,
+    Infeasible,
+    NoPolicy,
+    NoPolicyInPool,
+    NoPoolTakesIt,
+    PlacementBackOff,
+    Reason,
+    Told,
+)
+from raypool.core.request import Allocation, Request
+from raypool.core.status import Status
+from raypool.core.victims import Shortage, Victim
+from raypool.errors import Refused
+from raypool.spec import BrokerConfig, PolicySpec, PoolSpec, RequestSpec
+
+ENDED_KEPT = 10_000
+"""How many ended requests are remembered; the oldest ended one is forgotten first."""
+
+BACK_OFF_SECONDS = 1.0
+BACK_OFF_MOST_SECONDS = 60.0
+"""After the n-th failed placement a request stands aside in that pool for 2**(n-1) s, at most this."""
+
+
+@dataclass(frozen=True)
+class World:
+    """What the outside confirms. confirms_placement: PlacementReady makes a grant an allocation;
+    confirms_removal: PlacementRemoved ends a charge. False: it is so in the same instant."""
+
+    confirms_placement: bool = True
+    confirms_removal: bool = True
+
+
+class Broker:
+    """All pools, all requests, every decision."""
+
+    def __init__(self, world: World | None = None, ended_kept: int = ENDED_KEPT) -> None:
+        self.world = world or World()
+        self.ended_kept = ended_kept
+        self.unmanaged = "reject"
+        self.pools: dict[str, Pool] = {}
+        self.requests: dict[str, Request] = {}
+        self.nodes: tuple[Node, ...] | None = None
+        self.now = 0.0
+        self._cycle = Cycle(self.pools, self)
+        self._unpooled: dict[int, Allocation] = {}  # granted to components without any policy
+        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._number = 0
+        self._serial = 0
+        self._deadlines: list[tuple[float, int, str, str]] = []
+        self._instructions: list[Instruction] = []
+        self._misfits: dict[Any, Misfit | None] = {}
+        self._first: list[Pool] = []
+        self._appliers: dict[type, Callable[[Any], None]] = {
+            ev.Submitted: self._submitted,
+            ev.Released: self._released,
+            ev.Cancelled: self._cancelled,
+            ev.Forgotten: self._forgotten,
+            ev.ConfigApplied: self._config_applied,
+            ev.PolicyDetached: self._policy_detached,
+            ev.PoolDeleted: self._pool_deleted,
+            ev.PlacementReady: self._placement_ready,
+            ev.PlacementFailed: self._placement_failed,
+            ev.PlacementRemoved: self._placement_removed,
+            ev.NodesChanged: self._nodes_changed,
+            ev.TimePassed: self._time_passed,
+        }
+
+    # --- the door -----------------------------------------------------------------------------
+
+    def handle(self, event: ev.Event, now: float) -> list[Instruction]:
+        """Applies the event, runs the cycle, returns what is to be done, in order.
+
+        Raises Refused, with nothing changed, for an event that the rules do not allow now.
+        """
+        assert now >= self.now, f"time ran backwards: {now} after {self.now}"
+        self.now = now
+        self._first = []
+        self._appliers[type(event)](event)
+        self._cycle.run(self._first)
+        done, self._instructions = self._instructions, []
+        return done
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When `TimePassed` is due next, in seconds; None if nothing is."""
+        while self._deadlines and not self._still_due(self._deadlines[0]):
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    @property
+    def config(self) -> BrokerConfig:
+        """The pools and policies as they stand, by name."""
+        pools = [self.pools[name] for name in sorted(self.pools)]
+        return BrokerConfig(
+            pools=tuple(pool.spec for pool in pools),
+            policies=tuple(pool.policies[owner] for pool in pools for owner in sorted(pool.policies)),
+            unmanaged=self.unmanaged,  # type: ignore[arg-type]
+        )
+
+    def check(self) -> None:
+        """Asserts the laws of semantics 7 on the present state. Looks at everything."""
+        check(self)
+
+    # --- requests -----------------------------------------------------------------------------
+
+    def _submitted(self, event: ev.Submitted) -> None:
+        spec = event.spec
+        if spec.id in self.requests:
+            raise Refused(f"request id '{spec.id}' is taken: an id is used once; leave it out to get a new one")
+        self._number += 1
+        request = self.requests[spec.id] = Request(spec, self._number, self.now, event.job)
+        self._set_status(request, Status.PENDING)
+        if self.unmanaged == "allow" and spec.pool is None and not self._pools_of(request.owner):
+            self._grant_unpooled(request)
+        else:
+            self._stand_in_line(request)
+            self._first = by_preference(request)
+
+    def _pools_of(self, owner: Owner) -> list[Pool]:
+        return [pool for _, pool in sorted(self.pools.items()) if owner in pool.policies]
+
+    def _stand_in_line(self, request: Request, only: Iterable[str] | None = None) -> None:
+        """Queues it in every pool (of `only`, if given) that can ever take it; rejects it if none can."""
+        for pool in self._pools_to_try(request, []):
+            if only is not None and pool.name not in only:
+                continue
+            if pool.ineligible(request.owner, request.demand, request.preemptible) is not None:
+                continue
+            aside = self._stands_aside(request, pool)
+            if aside is None:
+                pool.enqueue(request)
+                self._cycle.touch(pool)
+            elif not isinstance(aside, Infeasible) or pool.spec.infeasible == "wait":
+                request.held_out[pool.name] = aside
+        if not request.queued and not request.held_out:
+            self._end(request, Status.REJECTED, self._rejection(request))
+
+    def _stands_aside(self, request: Request, pool: Pool) -> Reason | None:
+        """Why it must not stand in this pool's queue now though it is eligible there."""
+        allocation = request.allocation
+        if allocation is not None and allocation.leaving and allocation.pool is not None:
+            return EarlierGroupLeaving(allocation.pool.name)
+        back_off = request.back_offs.get(pool.name)
+        if back_off is not None and back_off.until > self.now:
+            return back_off
+        return self._infeasible(request, pool)
+
+    def _rejoin(self, request: Request, over: type[Reason]) -> None:
+        """What held it out somewhere may be over: it stands in line there again, if nothing else does."""
+        names = [name for name, reason in request.held_out.items() if isinstance(reason, over)]
+        for name in names:
+            del request.held_out[name]
+        if names:
+            self._stand_in_line(request, only=names)
+
+    def _rejection(self, request: Request) -> Reason:
+        """Each pool that was tried, with its reason."""
+        tried: list[Reason] = []
+        for pool in self._pools_to_try(request, tried):
+            reason = pool.ineligible(request.owner, request.demand, request.preemptible)
+            reason = reason or self._infeasible(request, pool)
+            assert reason is not None, (request, pool.name)
+            tried.append(reason)
+        return tried[0] if len(tried) == 1 else NoPoolTakesIt(tuple(tried))
+
+    def _pools_to_try(self, request: Request, tried: list[Reason]) -> list[Pool]:
+        component, component_type = request.owner
+        pin = request.spec.pool
+        if pin is not None:
+            pool = self.pools.get(pin)
+            if pool is not None and request.owner in pool.policies:
+                return [pool]
+            tried.append(NoPolicyInPool(pin, component, component_type, known=pool is not None))
+            return []
+        pools = self._pools_of(request.owner)
+        if not pools:
+            tried.append(NoPolicy(component, component_type))
+        return pools
+
+    def _leave_the_lines(self, request: Request) -> None:
+        """Out of every queue, without a mark."""
+        if request.mark is not None:
+            del request.mark.marked[request]
+            request.mark = None
+        for pool in list(request.queued.values()):
+            pool.dequeue(request)
+            self._cycle.touch(pool)
+        request.held_out.clear()
+
+    def _known(self, request_id: str) -> Request:
+        request = self.requests.get(request_id)
+        if request is None:
+            raise Refused(f"there is no request '{request_id}'")
+        return request
+
+    def _released(self, event: ev.Released) -> None:
+        request = self._known(event.request)
+        ends_as = {
+            Status.PENDING: Status.CANCELLED,
+            Status.ALLOCATED: Status.RELEASED,
+            Status.PREEMPTING: Status.PREEMPTED,
+        }
+        self._finish(request, ends_as, Told("given back by its owner"))
+
+    def _cancelled(self, event: ev.Cancelled) -> None:
+        request = self._known(event.request)
+        ends_as = {
+            Status.PENDING: Status.CANCELLED,
+            Status.ALLOCATED: Status.CANCELLED,
+            Status.PREEMPTING: Status.PREEMPTED,
+        }
+        self._finish(request, ends_as, Told(event.reason))
+
+    def _finish(self, request: Request, ends_as: dict[Status, Status], reason: Reason) -> None:
+        """Ends it for somebody outside; an ended one stays as it is."""
+        assert request.status is not None
+        to = ends_as.get(request.status)
+        if to is Status.PREEMPTED:
+            self._end(request, to, request.reason)  # who took the room says more than who let go
+        elif to is not None:
+            self._end(request, to, reason)
+
+    def _end(self, request: Request, to: Status, reason: Reason | None) -> None:
+        """A terminal status; what it holds begins to leave."""
+        current = request.current
+        self._leave_the_lines(request)
+        request.ended_at = self.now
+        request.deadline = None
+        self._set_status(request, to, reason)
+        if current is not None:
+            self._take_back(current)
+        self._ended[request.id] = None
+        self._forget_the_oldest()
+
+    def _forgotten(self, event: ev.Forgotten) -> None:
+        request = self._known(event.request)
+        if request.id not in self._ended:
+            assert request.status is not None
+            raise Refused(f"request '{request.id}' is {request.status.value}: cancel it before you delete it")
+        if request.allocation is not None and request.allocation.leaving:
+            raise Refused(f"request '{request.id}' has ended, but its placement group is still being removed")
+        self._forget(request.id)
+
+    def _forget_the_oldest(self) -> None:
+        excess = len(self._ended) - self.ended_kept
+        if excess > 0:
+            for request_id in [one for _, one in zip(range(excess), self._ended, strict=False)]:
+                allocation = self.requests[request_id].allocation
+                if allocation is None or not allocation.leaving:
+                    self._forget(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        del self.requests[request_id]
+        del self._ended[request_id]
+
+    def _set_status(self, request: Request, to: Status, reason: Reason | None = None) -> None:
+        old = request.status
+        request.move(to)
+        request.reason = reason
+        self._instructions.append(ChangeStatus(request.id, old, to, request.pool, reason))
+
+    # --- grants and evictions: what the cycle asks for ----------------------------------------
+
+    def grant(self, request: Request, pool: Pool, opportunistic: bool) -> None:
+        """Charges the request to the pool; it is allocated once its placement group is ready."""
+        self._leave_the_lines(request)
+        allocation = self._new_allocation(request, pool, opportunistic)
+        allocation.need = pool.need(request)
+        pool.ledger.charge(allocation, pool.ledger.accounts[request.owner])
+        self._changed(pool)
+        self._place(allocation)
+
+    def _grant_unpooled(self, request: Request) -> None:
+        allocation = self._new_allocation(request, None, opportunistic=False)
+        self._unpooled[allocation.serial] = allocation
+        self._place(allocation)
+
+    def _new_allocation(self, request: Request, pool: Pool | None, opportunistic: bool) -> Allocation:
+        self._serial += 1
+        request.grants += 1
+        request.allocation = Allocation(request, pool, self._serial, opportunistic)
+        return request.allocation
+
+    def _place(self, allocation: Allocation) -> None:
+        request = allocation.request
+        if self.world.confirms_placement:
+            pool = allocation.pool.name if allocation.pool else None
+            self._instructions.append(CreatePlacementGroup(request.spec, allocation.attempt, pool))
+        else:
+            self._allocated(allocation)
+
+    def _allocated(self, allocation: Allocation) -> None:
+        allocation.placed = True
+        allocation.request.placement_failures = 0
+        allocation.request.granted_at = self.now
+        self._set_status(allocation.request, Status.ALLOCATED)
+
+    def evict(self, victims: list[Victim], request: Request, pool: Pool) -> None:
+        """Asks each victim to leave for the request. One that is not placed yet just goes back."""
+        outcome = pool.outcome()
+        assert outcome.group is not None
+        group = outcome.group
+        missing = pool.ledger.by_key(
+            tuple(Shortage.of(group.need, group, outcome.figures).in_pool.items())
+        ) or pool.ledger.by_key(group.need)
+        for victim in victims:
+            allocation = victim.allocation
+            holder, account = allocation.request, allocation.account
+            assert account is not None
+            if not allocation.placed:
+                self._back_to_its_place(allocation)
+                continue
+            reason = Evicted(
+                pool=pool.name,
+                by=request.id,
+                by_component=request.owner[0],
+                by_priority=pool.priority(request),
+                component=holder.owner[0],
+                priority=account.priority,
+                why=victim.why,
+                borrowed=pool.ledger.by_key(victim.borrowed),
+                missing=missing,
+            )
+            holder.preempted_by = request.id
+            self._set_status(holder, Status.PREEMPTING, reason)
+            pool.ledger.mark_leaving(allocation)
+            grace = self._grace_seconds(holder, pool)
+            if grace > 0:
+                holder.deadline = self.now + grace
+                self._push_deadline(holder.deadline, holder, "grace")
+                self._instructions.append(WarnHolder(holder.id, holder.deadline, reason))
+            else:
+                self._end(holder, Status.PREEMPTED, reason)
+        self._changed(pool)
+
+    def _grace_seconds(self, request: Request, pool: Pool) -> float:
+        asked = request.spec.grace_seconds
+        return pool.spec.grace_seconds if asked is None else min(asked, pool.spec.grace_seconds)
+
+    def _changed(self, pool: Pool) -> None:
+        pool.stale()
+        self._cycle.touch(pool)
+
+    # --- what Ray says ------------------------------------------------------------------------
+
+    def _take_back(self, allocation: Allocation) -> None:
+        """Its group shall go; it stays charged until that is confirmed."""
+        pool = allocation.pool
+        if pool is not None and not allocation.leaving:
+            pool.ledger.mark_leaving(allocation)
+            self._changed(pool)
+        allocation.leaving = True
+        if self.world.confirms_removal:
+            self._instructions.append(RemovePlacementGroup(allocation.request.id, allocation.attempt))
+        else:
+            self._gone(allocation)
+
+    def _gone(self, allocation: Allocation) -> None:
+        """The capacity is back."""
+        if allocation.pool is not None:
+            pool = allocation.pool
+            pool.ledger.discharge(allocation)
+            pool.lowered = pool.lowered and any(pool.ledger.allocations())
+            self._changed(pool)
+        self._unpooled.pop(allocation.serial, None)
+        allocation.leaving, allocation.gone = False, True
+        request = allocation.request
+        if request.waiting and allocation is request.allocation:
+            self._rejoin(request, EarlierGroupLeaving)
+
+    def _back_to_its_place(self, allocation: Allocation) -> None:
+        """A grant that is not placed yet is given up; its request waits again, at its old number.
+
+        It stands aside until the group of this grant is gone: a request is charged only once.
+        """
+        self._take_back(allocation)
+        if not allocation.request.held_out:
+            self._stand_in_line(allocation.request)
+
+    def _of_grant(self, request_id: str, attempt: int) -> Allocation | None:
+        """The allocation that Ray speaks of; None if that grant is over and confirmed, or unknown."""
+        request = self.requests.get(request_id)
+        allocation = request.allocation if request else None
+        return allocation if allocation is not None and allocation.attempt == attempt else None
+
+    def _placement_ready(self, event: ev.PlacementReady) -> None:
+        allocation = self._of_grant(event.request, event.attempt)
+        if allocation is None:
+            return
+        allocation.group_id, allocation.nodes = event.group_id, event.nodes
+        if not allocation.placed and allocation is allocation.request.current:
+            self._allocated(allocation)
+
+    def _placement_failed(self, event: ev.PlacementFailed) -> None:
+        """No group exists: the charge ends at once, and others pass until the back-off is over."""
+        allocation = self._of_grant(event.request, event.attempt)
+        if allocation is None:
+            return
+        request, pool = allocation.request, allocation.pool
+        still_wanted = allocation is request.current
+        if pool is not None and not allocation.leaving:
+            pool.ledger.mark_leaving(allocation)
+        allocation.leaving = True
+        self._gone(allocation)
+        if still_wanted and pool is None:
+            self._end(request, Status.REJECTED, Told(f"not placed: {event.why}"))
+        elif still_wanted and pool is not None:
+            request.placement_failures += 1
+            tries = request.placement_failures
+            until = self.now + min(BACK_OFF_SECONDS * 2 ** (tries - 1), BACK_OFF_MOST_SECONDS)
+            request.back_offs[pool.name] = PlacementBackOff(pool.name, event.why, tries, until)
+            self._push_deadline(until, request, "back-off")
+            self._stand_in_line(request)
+
+    def _placement_removed(self, event: ev.PlacementRemoved) -> None:
+        allocation = self._of_grant(event.request, event.attempt)
+        if allocation is None or not allocation.leaving:
+            return
+        if allocation.request.status is Status.PREEMPTING:
+            # Gone before its grace was over: somebody outside removed the group.
+            self._end(allocation.request, Status.PREEMPTED, allocation.request.reason)
+        self._gone(allocation)
+
+    def _nodes_changed(self, event: ev.NodesChanged) -> None:
+        """Who was infeasible may have a node now; who could run may have lost it."""
+        self.nodes = event.nodes
+        self._misfits.clear()
+        for request in self._waiting():
+            self._rejoin(request, Infeasible)
+            for pool in list(request.queued.values()):
+                infeasible = self._infeasible(request, pool)
+                if infeasible is not None:
+                    self._hold_out(request, pool, infeasible)
+
+    def _hold_out(self, request: Request, pool: Pool, reason: Reason) -> None:
+        """It stands aside in that pool, without a mark there, and holds up nobody."""
+        if request.mark is pool:
+            self._cycle.unmark(request)
+        pool.dequeue(request)
+        self._cycle.touch(pool)
+        request.held_out[pool.name] = reason
+
+    def _waiting(self) -> list[Request]:
+        return [request for request in self.requests.values() if request.waiting]
+
+    def _infeasible(self, request: Request, pool: Pool) -> Infeasible | None:
+        """Whether no present node could ever hold it, even when empty. Unknown nodes hold anything."""
+        if self.nodes is None:
+            return None
+        spec = request.spec
+        key = (pool.name, spec.resources and spec.resources.model_dump_json(), spec.workers, spec.strategy)
+        if spec.bundles is not None:
+            key = (*key, tuple(bundle.model_dump_json() for bundle in spec.bundles))  # type: ignore[assignment]
+        if key not in self._misfits:
+            rooms = {n.id: n.resources for n in self.nodes if n.has_labels(pool.spec.node_labels)}
+            misfit = find_misfit(self.bundles(spec, pool), spec.strategy, rooms)
+            self._misfits[key] = misfit if misfit is not None and misfit.certain else None
+        misfit = self._misfits[key]
+        return Infeasible(pool.name, misfit.as_need) if misfit is not None else None
+
+    def bundles(self, spec: RequestSpec, pool: Pool | None) -> tuple[Bundle, ...]:
+        """The bundles of its placement group in that pool, in Ray's names."""
+        return bundles_of(spec, pool.spec.ray_resources if pool else {})
+
+    # --- time ---------------------------------------------------------------------------------
+
+    def _push_deadline(self, when: float, request: Request, kind: str) -> None:
+        heapq.heappush(self._deadlines, (when, request.number, kind, request.id))
+
+    def _still_due(self, deadline: tuple[float, int, str, str]) -> bool:
+        when, _, kind, request_id = deadline
+        request = self.requests.get(request_id)
+        if request is None:
+            return False
+        if kind == "grace":
+            return request.status is Status.PREEMPTING and request.deadline == when
+        return request.waiting and any(one.until == when for one in request.back_offs.values())
+
+    def _time_passed(self, event: ev.TimePassed) -> None:
+        """Handles what is due, one by one, by due time and number, with a cycle after each."""
+        while (due := self.next_deadline) is not None and due <= self.now:
+            _, _, kind, request_id = heapq.heappop(self._deadlines)
+            request = self.requests[request_id]
+            if kind == "grace":
+                self._end(request, Status.PREEMPTED, request.reason)
+            else:
+                self._rejoin(request, PlacementBackOff)
+            self._cycle.run()
+
+    # --- pools and policies (semantics 9) -----------------------------------------------------
+
+    def _config_applied(self, event: ev.ConfigApplied) -> None:
+        change = event.config
+        specs = {name: pool.spec for name, pool in self.pools.items()}
+        policies = {name: pool.policies for name, pool in self.pools.items()}
+        new_specs, new_policies = merged(specs, policies, change)
+        faults = faults_of(change, new_specs, new_policies, self._keys_in_use())
+        if faults:
+            raise Refused("nothing was changed: " + "; ".join(faults), tuple(faults))
+        if "unmanaged" in change.model_fields_set:
+            self.unmanaged = change.unmanaged
+        changed = [
+            name
+            for name in sorted(new_specs)
+            if specs.get(name) != new_specs[name] or policies.get(name) != new_policies[name]
+        ]
+        self._rebuild({name: (new_specs[name], new_policies[name]) for name in changed})
+
+    def _keys_in_use(self) -> dict[str, set[str]]:
+        return {
+            name: {key for allocation in pool.ledger.allocations() for key in pool.ledger.by_key(allocation.need)}
+            for name, pool in self.pools.items()
+        }
+
+    def _policy_detached(self, event: ev.PolicyDetached) -> None:
+        owner = (event.component, event.component_type)
+        pool = self.pools.get(event.pool)
+        if pool is None or owner not in pool.policies:
+            raise Refused(f"no policy attaches {event.component_type} '{event.component}' to pool '{event.pool}'")
+        self._refuse_if_used(pool, owner, f"the policy of '{event.component}' in pool '{event.pool}'")
+        left = {one: policy for one, policy in pool.policies.items() if one != owner}
+        self._rebuild({pool.name: (pool.spec, left)})
+
+    def _pool_deleted(self, event: ev.PoolDeleted) -> None:
+        pool = self.pools.get(event.pool)
+        if pool is None:
+            raise Refused(f"there is no pool '{event.pool}' (pools: {', '.join(sorted(self.pools)) or 'none'})")
+        self._refuse_if_used(pool, None, f"pool '{event.pool}'")
+        del self.pools[pool.name]
+        link(self.pools)
+        self._misfits.clear()
+
+    def _refuse_if_used(self, pool: Pool, owner: Owner | None, what: str) -> None:
+        queued = sum(
+            1
+            for request in self._waiting()
+            if (pool.name in request.queued or pool.name in request.held_out) and owner in (None, request.owner)
+        )
+        charged = sum(1 for one in pool.ledger.allocations() if owner in (None, one.request.owner))
+        if queued or charged:
+            raise Refused(f"{what} is in use: {queued} queued, {charged} charged; let them end or cancel them first")
+
+    def _rebuild(self, changed: dict[str, tuple[PoolSpec, dict[Owner, PolicySpec]]]) -> None:
+        """Puts new pools in the place of the changed ones, charges them again, judges who waits again."""
+        if not changed:
+            return
+        for name, (spec, policies) in changed.items():
+            old = self.pools.get(name)
+            new = self.pools[name] = Pool(spec, policies)
+            if old is not None:
+                self._charge_again(old, new)
+        link(self.pools)
+        self._misfits.clear()
+        for name in changed:
+            self._cycle.touch(self.pools[name])
+        for request in self._waiting():
+            self._judge_again(request, changed)
+
+    def _charge_again(self, old: Pool, new: Pool) -> None:
+        """Running work keeps what it has; keys that are newly listed are charged to it too."""
+        for allocation in sorted(old.ledger.allocations(), key=lambda one: one.serial):
+            leaving, allocation.leaving = allocation.leaving, False
+            allocation.pool = new
+            allocation.need = new.need(allocation.request)
+            new.ledger.charge(allocation, new.ledger.accounts[allocation.request.owner])
+            if leaving:
+                new.ledger.mark_leaving(allocation)
+        new.lowered = bool(next(new.ledger.allocations(), None)) and (old.lowered or _lowered(old, new))
+
+    def _judge_again(self, request: Request, changed: Mapping[str, object]) -> None:
+        """Eligible anew in the changed pools; where it stands in the others stays, its mark too."""
+        request.queued = {name: pool for name, pool in request.queued.items() if name not in changed}
+        request.held_out = {name: why for name, why in request.held_out.items() if name not in changed}
+        marked_in = request.mark.name if request.mark is not None else None
+        if marked_in in changed:
+            request.mark = None
+        self._stand_in_line(request, only=changed)
+        if marked_in is not None and marked_in in changed:
+            if marked_in in request.queued:
+                self._cycle.mark(request, self.pools[marked_in])
+            for pool in request.queued.values():
+                self._changed(pool)
+
+
+def _lowered(old: Pool, new: Pool) -> bool:
+    """Whether something promised became less."""
+    if any(new.spec.capacity.get(key, 0) < most for key, most in old.spec.capacity.items()):
+        return True
+    if any(key not in old.spec.capacity for key in new.spec.capacity):
+        return True  # a newly listed key is charged to running work, which nobody judged by it
+    for owner, account in old.ledger.accounts.items():
+        after = new.ledger.accounts.get(owner)
+        if after is None:
+            continue  # detached: nothing was charged to it
+        for key, name in enumerate(old.ledger.keys):
+            at = new.ledger.index[name]
+            if after.reserved[at] < account.reserved[key] or after.limit[at] < account.limit[key]:
+                return True
+    return False

@@ -1,0 +1,116 @@
+"""What happened, in the past tense: the only things that `Broker.handle` takes.
+
+Frozen values. They carry what the world knows and the core does not (ids, node names), never a
+decision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from raypool.core.nodes import Node
+from raypool.spec import BrokerConfig, RequestSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """Somebody asked. `job` is the Ray job it belongs to (hex id), if it belongs to one."""
+
+    spec: RequestSpec
+    job: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The owner gave the request back (or withdrew it while it waited)."""
+
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """An owner or operator cancelled it, or its owner is gone; `reason` is a sentence for people."""
+
+    request: str
+    reason: str = "cancelled by its owner"
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """An ended request may be dropped from memory; its id is free again."""
+
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigApplied:
+    """Pools and policies were added or replaced, all or none (semantics 9)."""
+
+    config: BrokerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyDetached:
+    pool: str
+    component: str
+    component_type: str = "team"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolDeleted:
+    pool: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementReady:
+    """Ray has created the placement group of that grant; `nodes` has a node id per bundle."""
+
+    request: str
+    attempt: int
+    group_id: str = ""
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementFailed:
+    """The grant found no nodes in time and no placement group exists; `why` says which bundle."""
+
+    request: str
+    attempt: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRemoved:
+    """Ray has confirmed that the placement group is gone and its resources are visible as free."""
+
+    request: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodesChanged:
+    """The cluster's live nodes are now these."""
+
+    nodes: tuple[Node, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """A deadline that `Broker.next_deadline` named has come."""
+
+
+Event = (
+    Submitted
+    | Released
+    | Cancelled
+    | Forgotten
+    | ConfigApplied
+    | PolicyDetached
+    | PoolDeleted
+    | PlacementReady
+    | PlacementFailed
+    | PlacementRemoved
+    | NodesChanged
+    | TimePassed
+)

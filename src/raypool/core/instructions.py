@@ -1,0 +1,57 @@
+"""What the world shall do, in the imperative, and what it shall tell people: what `handle` returns.
+
+Data only: they print, compare and pickle. Carrying them out is the server's work; the simulator
+reads the same list.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from raypool.core.reasons import Reason
+from raypool.core.status import Status
+from raypool.spec import RequestSpec
+
+
+@dataclass(frozen=True, slots=True)
+class CreatePlacementGroup:
+    """Make room on nodes for a grant, then answer PlacementReady or PlacementFailed.
+
+    `attempt` tells the grants of one request apart: it may be granted again after it went back to
+    its place.
+    """
+
+    spec: RequestSpec
+    attempt: int
+    pool: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RemovePlacementGroup:
+    """Remove the grant's group (once it is created, never before), then answer PlacementRemoved."""
+
+    request: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class WarnHolder:
+    """Tell the holder that its group will be removed at `deadline` (seconds, the clock of `handle`)."""
+
+    request: str
+    deadline: float
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeStatus:
+    """Tell everybody who waits for this request: its status is now `to`."""
+
+    request: str
+    old: Status | None
+    to: Status
+    pool: str | None
+    reason: Reason | None
+
+
+Instruction = CreatePlacementGroup | RemovePlacementGroup | WarnHolder | ChangeStatus

@@ -1,0 +1,94 @@
+"""The laws that hold after every event (semantics 7), as assertions on a broker's state.
+
+For tests and for doubt: it looks at everything and costs accordingly. Laws 5 and 6 speak of what
+happened and not of a state; the tests check them on histories.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from raypool.core.pool import Pool
+
+if TYPE_CHECKING:
+    from raypool.core.broker import Broker
+
+
+def check(broker: Broker) -> None:
+    """Raises AssertionError, naming the law and the figures, if one is broken."""
+    for pool in broker.pools.values():
+        _figures_add_up(pool)
+        _quotas_hold(pool)
+        _reserve_is_guaranteed(pool)
+    _charged_once(broker)
+    _lines_are_right(broker)
+
+
+def _figures_add_up(pool: Pool) -> None:
+    ledger = pool.ledger
+    for key, name in enumerate(ledger.keys):
+        for account in ledger.accounts.values():
+            staying = [*account.firm_grants.values(), *account.loose_grants.values()]
+            assert account.staying[key] == sum(dict(one.need).get(key, 0) for one in staying), (pool.name, name)
+            leaving = sum(dict(one.need).get(key, 0) for one in account.leavers.values())
+            assert account.used[key] == account.staying[key] + leaving, (pool.name, name)
+        used = sum(account.used[key] for account in ledger.accounts.values())
+        assert ledger.free[key] == ledger.capacity[key] - used, f"{pool.name}: free {name} does not add up"
+        leaving = sum(dict(one.need).get(key, 0) for one in ledger.leavers.values())
+        assert ledger.leaving[key] == leaving, f"{pool.name}: leaving {name} does not add up"
+
+
+def _quotas_hold(pool: Pool) -> None:
+    """Laws 1, 2 and 3; what was lowered under running work is excused."""
+    if pool.lowered:
+        return
+    ledger = pool.ledger
+    for key, name in enumerate(ledger.keys):
+        assert ledger.free[key] >= 0, f"law 1: {pool.name} has {-ledger.free[key]} {name} too many charged"
+        for account in ledger.accounts.values():
+            assert account.used[key] <= account.limit[key], f"law 2: {account.owner} in {pool.name}, {name}"
+            assert account.firm[key] <= account.reserved[key], f"law 3: {account.owner} in {pool.name}, {name}"
+
+
+def _reserve_is_guaranteed(pool: Pool) -> None:
+    """Law 4: nobody who is inside his reserve is blocked."""
+    if pool.lowered or any(request.mark not in (None, pool) for request in pool.queue):
+        return
+    outcome = pool.outcome()
+    assert outcome.granted is None, f"{pool.name}: the cycle stopped while {outcome.granted} could be granted"
+    if outcome.blocked is not None and outcome.group is not None:
+        standing = outcome.figures.standing(outcome.group.account)
+        inside = standing.inside_reserve(outcome.group.need, outcome.group.preemptible)
+        assert not inside, f"law 4: {outcome.blocked} is inside its reserve in {pool.name} and blocked"
+
+
+def _charged_once(broker: Broker) -> None:
+    """Law 7, and that requests and allocations tell the same story."""
+    seen: dict[str, str] = {}
+    for pool in broker.pools.values():
+        for allocation in pool.ledger.allocations():
+            request = allocation.request
+            assert request.id not in seen, f"law 7: {request} is charged in {seen[request.id]} and {pool.name}"
+            seen[request.id] = pool.name
+            assert allocation.pool is pool
+            assert allocation.leaving or request.current is allocation, f"{allocation} is charged for nobody"
+    for request in broker.requests.values():
+        if request.status is not None and request.status.running and request.allocation:
+            assert request.allocation.pool is None or request.id in seen, f"{request} runs uncharged"
+
+
+def _lines_are_right(broker: Broker) -> None:
+    """Who waits stands in line or aside somewhere, and nobody else does."""
+    for request in broker.requests.values():
+        if request.waiting:
+            assert request.queued or request.held_out, f"{request} waits nowhere"
+        else:
+            assert not request.queued and not request.held_out and request.mark is None, request
+        for pool in request.queued.values():
+            assert broker.pools[pool.name] is pool, f"{request} stands in a pool that is no more"
+            assert pool.name not in request.held_out
+    for pool in broker.pools.values():
+        for request in pool.queue:
+            assert request.queued.get(pool.name) is pool, request
+        for request in pool.marked:
+            assert request.mark is pool and pool.name in request.queued, request

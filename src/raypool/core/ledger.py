@@ -1,0 +1,169 @@
+"""All the quota of one pool: what is there, who is charged for what, who borrows.
+
+Figures are lists of integers, one per metered key of the pool. Equations that always hold:
+
+    free[k]                == capacity[k] - sum of account.used[k] over all accounts
+    leaving[k]             == sum of the needs of leaving allocations
+    account.staying[k]     == account.used[k] - what of it is leaving
+    account.firm[k]        == what of account.staying[k] is not preemptible
+
+`free` may be negative: the pool was made smaller while in use. The ledger counts; it does not decide.
+The same questions (`inside_reserve`, `over_limit`, `fits`) are asked of an `Account` and of the copy
+of its figures that a walk makes (`Standing`).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+
+from raypool.core.request import Allocation, Need
+from raypool.spec import UNMETERED_UNLESS_LISTED, Demand, PolicySpec, PoolSpec
+
+
+class Standing:
+    """The figures of one policy that decide what it may still use. Used as a copy by walks."""
+
+    __slots__ = ("firm", "limit", "reserved", "staying", "used")
+
+    used: list[int]
+    staying: list[int]
+    firm: list[int]
+    reserved: list[int]
+    limit: list[int]
+
+    def copy(self) -> Standing:
+        twin = Standing()
+        twin.used, twin.staying, twin.firm = self.used[:], self.staying[:], self.firm[:]
+        twin.reserved, twin.limit = self.reserved, self.limit
+        return twin
+
+    def inside_reserve(self, need: Need, preemptible: bool) -> bool:
+        """Whether all of it, on top of what stays, lies below `reserved` (semantics 3)."""
+        level, reserved = (self.staying if preemptible else self.firm), self.reserved
+        return all(level[key] + amount <= reserved[key] for key, amount in need)
+
+    def over_limit(self, need: Need) -> bool:
+        """Whether it would exceed the limit even when those leaving have left."""
+        staying, limit = self.staying, self.limit
+        return any(staying[key] + amount > limit[key] for key, amount in need)
+
+    def add(self, need: Need, preemptible: bool) -> None:
+        for key, amount in need:
+            self.used[key] += amount
+            self.staying[key] += amount
+            if not preemptible:
+                self.firm[key] += amount
+
+
+class Account(Standing):
+    """A policy in its pool: its figures, and its charged allocations in order of grant.
+
+    firm_grants, loose_grants, leavers: non-preemptible, preemptible and leaving allocations, each
+    keyed by serial. Lined up in this order, what lies above `reserved` is borrowed.
+    """
+
+    __slots__ = ("firm_grants", "leavers", "loose_grants", "opportunists", "owner", "policy", "priority")
+
+    def __init__(self, policy: PolicySpec, ledger: Ledger) -> None:
+        size = len(ledger.keys)
+        self.policy = policy
+        self.owner = policy.owner
+        self.priority = policy.priority
+        self.used, self.staying, self.firm = [0] * size, [0] * size, [0] * size
+        self.reserved = [policy.reserved.get(key, 0) for key in ledger.keys]
+        # A limit is never above the capacity: it may have been valid before the pool was made smaller.
+        self.limit = [
+            min(policy.limit.get(key, most), most) for key, most in zip(ledger.keys, ledger.capacity, strict=True)
+        ]
+        self.firm_grants: dict[int, Allocation] = {}
+        # Read from the newest end for victims, so an OrderedDict: both ends and any removal are O(1).
+        self.loose_grants: OrderedDict[int, Allocation] = OrderedDict()
+        self.leavers: dict[int, Allocation] = {}
+        self.opportunists = 0
+
+    def line(self) -> Iterator[tuple[Allocation, Need]]:
+        """Each charged allocation with what of it is borrowed, in the order of the line (semantics 3)."""
+        level = [0] * len(self.used)
+        for group in (self.firm_grants, self.loose_grants, self.leavers):
+            for _, allocation in sorted(group.items()):
+                above = []
+                for key, amount in allocation.need:
+                    level[key] += amount
+                    borrowed = min(amount, level[key] - self.reserved[key])
+                    if borrowed > 0:
+                        above.append((key, borrowed))
+                yield allocation, tuple(above)
+
+
+class Ledger:
+    """The figures of one pool."""
+
+    def __init__(self, spec: PoolSpec, policies: Mapping[tuple[str, str], PolicySpec]) -> None:
+        self.keys = tuple(sorted(spec.capacity))
+        self.index = {key: i for i, key in enumerate(self.keys)}
+        self.capacity = [spec.capacity[key] for key in self.keys]
+        self.free = self.capacity[:]
+        self.leaving = [0] * len(self.keys)
+        self.accounts = {owner: Account(policy, self) for owner, policy in sorted(policies.items())}
+        self.leavers: dict[int, Allocation] = {}
+
+    def meters(self, key: str) -> bool:
+        """Whether the pool counts this key; one that it does not list has capacity 0 (semantics 2)."""
+        return key in self.index or key not in UNMETERED_UNLESS_LISTED
+
+    def need(self, demand: Demand) -> Need:
+        """The demand by key index. Keys that the pool does not list are left out: check them before."""
+        index = self.index
+        return tuple(sorted((index[key], amount) for key, amount in demand.items() if key in index))
+
+    def by_key(self, need: Need) -> dict[str, int]:
+        return {self.keys[key]: amount for key, amount in need}
+
+    def charge(self, allocation: Allocation, account: Account) -> None:
+        """Counts a grant, as staying."""
+        allocation.account = account
+        account.add(allocation.need, allocation.preemptible)
+        for key, amount in allocation.need:
+            self.free[key] -= amount
+        if allocation.preemptible:
+            account.loose_grants[allocation.serial] = allocation
+            account.opportunists += allocation.opportunistic
+        else:
+            account.firm_grants[allocation.serial] = allocation
+
+    def mark_leaving(self, allocation: Allocation) -> None:
+        """It stays charged, but will go: it no longer counts as staying."""
+        account = allocation.account
+        assert account is not None and not allocation.leaving, allocation
+        allocation.leaving = True
+        for key, amount in allocation.need:
+            self.leaving[key] += amount
+            account.staying[key] -= amount
+            if not allocation.preemptible:
+                account.firm[key] -= amount
+        if allocation.preemptible:
+            del account.loose_grants[allocation.serial]
+            account.opportunists -= allocation.opportunistic
+        else:
+            del account.firm_grants[allocation.serial]
+        account.leavers[allocation.serial] = allocation
+        self.leavers[allocation.serial] = allocation
+
+    def discharge(self, allocation: Allocation) -> None:
+        """What was leaving is gone: its capacity is free again."""
+        account = allocation.account
+        assert account is not None and allocation.leaving, allocation
+        for key, amount in allocation.need:
+            self.leaving[key] -= amount
+            self.free[key] += amount
+            account.used[key] -= amount
+        del account.leavers[allocation.serial]
+        del self.leavers[allocation.serial]
+        allocation.account = None
+
+    def allocations(self) -> Iterator[Allocation]:
+        """All that is charged here, by account, in the order of each line."""
+        for account in self.accounts.values():
+            for group in (account.firm_grants, account.loose_grants, account.leavers):
+                yield from group.values()

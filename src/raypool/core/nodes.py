@@ -1,0 +1,159 @@
+"""Whether bundles find room on nodes: on empty ones (could this ever run?) or on what is free now.
+
+Knows resources by name and amount, nothing of Ray. The same function serves both questions, so the
+explanation of a wait and the decision to place cannot disagree. For equal bundles the answer is
+exact; for unlike bundles under PACK and SPREAD, "no" means that first-fit, largest first, found no
+way, and `Misfit.certain` says whether that is a proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from raypool.core.bundles import Bundle, describe_amount, describe_bundle
+
+_SLACK = 1e-6  # Ray's floats: 0.1 + 0.2 of a CPU must fit where 0.3 is free
+
+
+@dataclass(frozen=True)
+class Node:
+    """A live node: its id, what it has in all, and its labels."""
+
+    id: str
+    resources: Mapping[str, float] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def has_labels(self, wanted: Mapping[str, str]) -> bool:
+        return all(self.labels.get(key) == value for key, value in wanted.items())
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """Why bundles find no room: bundle `index` (None: all of them together) lacks `resource`.
+
+    `asked` and `largest` are amounts of that resource: what has to be on one node, and the most that
+    one node has. `certain` is False where a cleverer packing might still succeed.
+    """
+
+    index: int | None
+    bundle: Bundle
+    resource: str
+    asked: float
+    largest: float
+    nodes: int
+    certain: bool = True
+
+    @property
+    def as_need(self) -> str:
+        """ "needs 8 GPU on one node, the largest has 4"."""
+        if not self.nodes:
+            return f"needs {describe_bundle(self.bundle)}, no node has the pool's labels"
+        if self.index is not None and self.asked <= self.largest + _SLACK:
+            return (
+                f"bundle {self.index} ({describe_bundle(self.bundle)}) finds no node beside the others "
+                f"on {self.nodes} {_plural('node', self.nodes)}"
+            )
+        asked = describe_amount(self.resource, self.asked)
+        largest = describe_amount(self.resource, self.largest)
+        return f"needs {asked} on one node, the largest has {largest.split(' ', 1)[0]}"
+
+    @property
+    def as_search(self) -> str:
+        """ "bundle 0 (8 GPU) found no node; the largest free block is 4 GPU"."""
+        which = "the bundles together" if self.index is None else f"bundle {self.index}"
+        if not self.nodes:
+            return f"{which} ({describe_bundle(self.bundle)}) found no node with the pool's labels"
+        block = describe_amount(self.resource, max(self.largest, 0.0))
+        return f"{which} ({describe_bundle(self.bundle)}) found no node; the largest free block is {block}"
+
+
+def find_misfit(bundles: Sequence[Bundle], strategy: str, rooms: Mapping[str, Mapping[str, float]]) -> Misfit | None:
+    """None if the bundles find room on the nodes, else what stands in the way.
+
+    `rooms`: node id -> resource -> amount that may be used there. `strategy` is the placement
+    group's: STRICT_PACK wants one node for all, STRICT_SPREAD a node for each.
+    """
+    if strategy == "STRICT_PACK":
+        whole: dict[str, float] = {}
+        for bundle in bundles:
+            for resource, amount in bundle.items():
+                whole[resource] = whole.get(resource, 0.0) + amount
+        return _misfit_of_one(None if len(bundles) > 1 else 0, whole, rooms)
+    for index, bundle in enumerate(bundles):
+        if index == 0 or bundle is not bundles[index - 1]:
+            alone = _misfit_of_one(index, bundle, rooms)
+            if alone:
+                return alone
+    if strategy == "STRICT_SPREAD":
+        return _unmatched(bundles, rooms)
+    return _first_fit(bundles, rooms)
+
+
+def _misfit_of_one(index: int | None, bundle: Bundle, rooms: Mapping[str, Mapping[str, float]]) -> Misfit | None:
+    if any(_fits(bundle, room) for room in rooms.values()):
+        return None
+    resource = _scarcest(bundle, rooms)
+    largest = max((room.get(resource, 0.0) for room in rooms.values()), default=0.0)
+    return Misfit(index, bundle, resource, bundle[resource], largest, len(rooms))
+
+
+def _unmatched(bundles: Sequence[Bundle], rooms: Mapping[str, Mapping[str, float]]) -> Misfit | None:
+    """A node for each bundle, by augmenting paths: exact also for unlike bundles."""
+    holder: dict[str, int] = {}
+
+    def give_a_node(index: int, tried: set[str]) -> bool:
+        for node, room in rooms.items():
+            if node not in tried and _fits(bundles[index], room):
+                tried.add(node)
+                if node not in holder or give_a_node(holder[node], tried):
+                    holder[node] = index
+                    return True
+        return False
+
+    for index, bundle in enumerate(bundles):
+        if index >= len(rooms) or not give_a_node(index, set()):
+            resource = _scarcest(bundle, rooms)
+            largest = max(room.get(resource, 0.0) for room in rooms.values())
+            return Misfit(index, bundle, resource, bundle[resource], largest, len(rooms))
+    return None
+
+
+def _first_fit(bundles: Sequence[Bundle], rooms: Mapping[str, Mapping[str, float]]) -> Misfit | None:
+    free = {node: dict(room) for node, room in rooms.items()}
+    largest_first = sorted(range(len(bundles)), key=lambda i: (_weight(bundles[i]), -i), reverse=True)
+    for index in largest_first:
+        bundle = bundles[index]
+        for room in free.values():
+            if _fits(bundle, room):
+                for resource, amount in bundle.items():
+                    room[resource] -= amount
+                break
+        else:
+            resource = _scarcest(bundle, free)
+            largest = max(room.get(resource, 0.0) for room in free.values())
+            equal = all(other == bundle for other in bundles)
+            return Misfit(index, bundle, resource, bundle[resource], largest, len(rooms), certain=equal)
+    return None
+
+
+def _fits(bundle: Bundle, room: Mapping[str, float]) -> bool:
+    return all(amount <= room.get(resource, 0.0) + _SLACK for resource, amount in bundle.items())
+
+
+def _weight(bundle: Bundle) -> tuple[float, float, float]:
+    return bundle.get("GPU", 0.0), bundle.get("CPU", 0.0), bundle.get("memory", 0.0)
+
+
+def _scarcest(bundle: Bundle, rooms: Mapping[str, Mapping[str, float]]) -> str:
+    """The resource to name: the one of which the best node has the smallest part of what is asked."""
+
+    def part(resource: str) -> float:
+        best = max((room.get(resource, 0.0) for room in rooms.values()), default=0.0)
+        return best / bundle[resource]
+
+    return min(bundle, key=lambda resource: (part(resource), resource != "GPU", resource))
+
+
+def _plural(noun: str, count: int) -> str:
+    return noun if count == 1 else noun + "s"

@@ -1,0 +1,330 @@
+"""Why a request waits, was refused, or had to leave: typed, with figures, and one sentence each.
+
+A reason is a frozen value that is cheap to make; its sentence is made when somebody reads it. The
+same sentence reaches the command line, exceptions and logs. `rule` is a word for programs; it does
+not change when the sentence is improved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A reason that is its own sentence."""
+
+    rule: ClassVar[str] = "note"
+
+    @property
+    def sentence(self) -> str:
+        raise NotImplementedError(type(self).__name__)
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+# --- why it waits -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NoRoom(Reason):
+    """First in line, and not enough is free."""
+
+    rule: ClassVar[str] = "no-room"
+    pool: str
+    key: str
+    asked: int
+    free: int
+    leaving: int
+
+    @property
+    def sentence(self) -> str:
+        leaving = f" and {self.leaving} leaving" if self.leaving else ""
+        return f"first in line in pool '{self.pool}': asks for {self.asked} {self.key}, {self.free} free{leaving}"
+
+
+@dataclass(frozen=True, slots=True)
+class RoomBeingMade(Reason):
+    """First in line, and what is missing is about to leave."""
+
+    rule: ClassVar[str] = "room-being-made"
+    pool: str
+    key: str
+    asked: int
+    leavers: tuple[str, ...]
+
+    @property
+    def sentence(self) -> str:
+        who = _list([f"'{name}'" for name in self.leavers])
+        return f"room for {self.asked} {self.key} is being made in pool '{self.pool}': waits for {who} to leave"
+
+
+@dataclass(frozen=True, slots=True)
+class RoomElsewhere(Reason):
+    """Room is being made for it in another pool."""
+
+    rule: ClassVar[str] = "room-elsewhere"
+    pool: str
+    other: str
+
+    @property
+    def sentence(self) -> str:
+        return f"room is being made for it in pool '{self.other}', not in '{self.pool}'"
+
+
+@dataclass(frozen=True, slots=True)
+class Behind(Reason):
+    """Somebody ahead waits for room."""
+
+    rule: ClassVar[str] = "behind"
+    pool: str
+    head: str
+    ahead: int
+
+    @property
+    def sentence(self) -> str:
+        return f"number {self.ahead + 1} in line in pool '{self.pool}', behind '{self.head}', which has no room yet"
+
+
+@dataclass(frozen=True, slots=True)
+class OverLimit(Reason):
+    """Its component uses too much already."""
+
+    rule: ClassVar[str] = "limit"
+    pool: str
+    component: str
+    key: str
+    asked: int
+    used: int
+    limit: int
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"over the limit of '{self.component}' in pool '{self.pool}': "
+            f"asks for {self.asked} {self.key}, uses {self.used} of {self.limit}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack(Reason):
+    """An earlier request of its own component waits for the limit."""
+
+    rule: ClassVar[str] = "held-back"
+    pool: str
+    component: str
+    earlier: str
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"held back in pool '{self.pool}': '{self.earlier}' of the same component '{self.component}' "
+            f"came first and waits for the limit"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveInUse(Reason):
+    """Non-preemptible work waits for its own reserve."""
+
+    rule: ClassVar[str] = "reserve-in-use"
+    pool: str
+    component: str
+    key: str
+    asked: int
+    used: int
+    reserved: int
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"not preemptible, so it waits for the reserve of '{self.component}' in pool '{self.pool}': "
+            f"asks for {self.asked} {self.key}, other non-preemptible work uses {self.used} of {self.reserved}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BeingPlaced(Reason):
+    """Granted; its placement group is not ready yet. `search` says what it looks for, if it looks."""
+
+    rule: ClassVar[str] = "being-placed"
+    pool: str
+    search: str = ""
+
+    @property
+    def sentence(self) -> str:
+        looking = f": {self.search}" if self.search else ""
+        return f"being placed in pool '{self.pool}'{looking}"
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementBackOff(Reason):
+    """It was granted and found no nodes; others pass until its next try."""
+
+    rule: ClassVar[str] = "placement"
+    pool: str
+    why: str
+    tries: int
+    until: float
+
+    @property
+    def sentence(self) -> str:
+        times = "once" if self.tries == 1 else f"{self.tries} times"
+        return f"granted {times} in pool '{self.pool}' but not placed: {self.why}; others pass until it tries again"
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierGroupLeaving(Reason):
+    """It went back to its place; the group of its earlier grant is still being removed."""
+
+    rule: ClassVar[str] = "earlier-group"
+    pool: str
+
+    @property
+    def sentence(self) -> str:
+        return f"back in line: the placement group of its earlier grant in pool '{self.pool}' is being removed"
+
+
+@dataclass(frozen=True, slots=True)
+class Infeasible(Reason):
+    """No present node could ever hold it."""
+
+    rule: ClassVar[str] = "infeasible"
+    pool: str
+    need: str
+
+    @property
+    def sentence(self) -> str:
+        return f"infeasible on today's nodes: {self.need} (pool '{self.pool}')"
+
+
+# --- why no pool takes it ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ineligible(Reason):
+    """One pool's reason: `asked` of `key` is above `allowed` by its `bound`."""
+
+    rule: ClassVar[str] = "ineligible"
+    pool: str
+    component: str
+    key: str
+    asked: int
+    allowed: int
+    bound: str  # "capacity", "limit" or "reserved"
+
+    @property
+    def sentence(self) -> str:
+        if self.bound == "capacity":
+            if not self.allowed:
+                return f"pool '{self.pool}' has no {self.key}, it asks for {self.asked}"
+            return f"asks for {self.asked} {self.key}, pool '{self.pool}' has {self.allowed}"
+        if self.bound == "limit":
+            return (
+                f"asks for {self.asked} {self.key}, the limit of '{self.component}' in pool '{self.pool}' "
+                f"is {self.allowed}"
+            )
+        return (
+            f"asks for {self.asked} {self.key} non-preemptible, '{self.component}' has {self.allowed} reserved "
+            f"in pool '{self.pool}'"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NoPolicyInPool(Reason):
+    """It is pinned to a pool that does not know its component."""
+
+    rule: ClassVar[str] = "no-policy-in-pool"
+    pool: str
+    component: str
+    component_type: str
+    known: bool  # whether there is such a pool
+
+    @property
+    def sentence(self) -> str:
+        if not self.known:
+            return f"pinned to pool '{self.pool}', which does not exist"
+        return f"pinned to pool '{self.pool}', where no policy attaches {self.component_type} '{self.component}'"
+
+
+@dataclass(frozen=True, slots=True)
+class NoPolicy(Reason):
+    """Nobody has given its component a pool."""
+
+    rule: ClassVar[str] = "no-policy"
+    component: str
+    component_type: str
+
+    @property
+    def sentence(self) -> str:
+        return f"no policy attaches {self.component_type} '{self.component}' to any pool"
+
+
+@dataclass(frozen=True, slots=True)
+class NoPoolTakesIt(Reason):
+    """Each pool that was tried, with its reason."""
+
+    rule: ClassVar[str] = "rejected"
+    tried: tuple[Reason, ...]
+
+    @property
+    def sentence(self) -> str:
+        return "; ".join(reason.sentence for reason in self.tried)
+
+
+# --- why it left ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted(Reason):
+    """Asked to leave for somebody else, under a rule of semantics 6."""
+
+    pool: str
+    by: str
+    by_component: str
+    by_priority: int
+    component: str
+    priority: int
+    why: str  # "preempt", "reclaim" or "backfilled"
+    borrowed: Mapping[str, int]
+    missing: Mapping[str, int]
+
+    rule: ClassVar[str] = "evicted"
+
+    @property
+    def sentence(self) -> str:
+        because = {
+            "preempt": f"priority {self.by_priority} goes before {self.priority}",
+            "reclaim": f"'{self.by_component}' takes back what is reserved for it",
+            "backfilled": "it ran ahead of its turn, which has come for that one",
+        }[self.why]
+        return (
+            f"makes room in pool '{self.pool}' for '{self.by}' of '{self.by_component}', which lacks "
+            f"{amounts(self.missing)}: {because}; it borrowed {amounts(self.borrowed)}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Told(Reason):
+    """Somebody outside said why."""
+
+    rule: ClassVar[str] = "told"
+    text: str
+
+    @property
+    def sentence(self) -> str:
+        return self.text
+
+
+def amounts(figures: Mapping[str, int]) -> str:
+    """ "2 gpu, 500 mcpu"."""
+    return ", ".join(f"{amount} {key}" for key, amount in figures.items() if amount) or "nothing"
+
+
+def _list(names: list[str], most: int = 5) -> str:
+    if len(names) > most:
+        names = [*names[:most], f"{len(names) - most} more"]
+    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1] if names else "nobody"

@@ -1,0 +1,127 @@
+"""A request, and the allocation that it becomes when it is granted.
+
+A request is asked once; its number is its place among all that were submitted. An allocation is the
+charge of one grant: it outlives the request's end until its placement group is confirmed gone, and a
+request that had to go back to its place before its group was ready leaves one behind. Both are
+changed only by the broker and its cycle.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from raypool.core.reasons import PlacementBackOff, Reason
+from raypool.core.status import Status
+from raypool.spec import Demand, RequestSpec
+
+if TYPE_CHECKING:
+    from raypool.core.ledger import Account
+    from raypool.core.pool import Pool
+
+Need = tuple[tuple[int, int], ...]
+"""A demand in one pool: (index of a metered key, amount > 0), ascending by index."""
+
+
+class Allocation:
+    """One grant. Invariant: `account is None` exactly when nothing is charged for it.
+
+    serial: order of grant over all pools. opportunistic: backfilled past a blocked one.
+    placed: its placement group is ready. leaving: asked to go, or ended and not yet confirmed gone.
+    gone: confirmed gone, nothing is charged any more.
+    """
+
+    __slots__ = (
+        "account", "attempt", "gone", "group_id", "leaving", "need", "nodes", "opportunistic", "placed", "pool",
+        "preemptible", "request", "serial",
+    )  # fmt: skip
+
+    def __init__(self, request: Request, pool: Pool | None, serial: int, opportunistic: bool) -> None:
+        self.request = request
+        self.pool = pool
+        self.attempt = request.grants
+        self.serial = serial
+        self.opportunistic = opportunistic
+        self.preemptible = request.preemptible
+        self.need: Need = ()
+        self.account: Account | None = None
+        self.placed = False
+        self.leaving = False
+        self.gone = False
+        self.group_id = ""
+        self.nodes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        where = self.pool.name if self.pool else "no pool"
+        return f"<allocation {self.request.id}#{self.attempt} in {where}{' leaving' if self.leaving else ''}>"
+
+
+class Request:
+    """What somebody asked for, and its story so far.
+
+    mark: the pool in which room is being made for it (semantics 5, step 2).
+    queued: the pools in whose queue it stands. held_out: the pools where it is eligible but stands
+    aside for now, each with the reason; it holds up nobody there.
+    allocation: its present grant, or its last.
+    """
+
+    __slots__ = (
+        "allocation", "back_offs", "deadline", "demand", "ended_at", "granted_at", "grants", "held_out", "id", "job",
+        "mark", "number", "placement_failures", "preempted_by", "preemptible", "queued", "reason", "spec",
+        "status", "submitted_at",
+    )  # fmt: skip
+
+    def __init__(self, spec: RequestSpec, number: int, now: float, job: str | None = None) -> None:
+        self.spec = spec
+        self.id: str = spec.id
+        self.number = number
+        self.job = job
+        self.demand: Demand = spec.demand()
+        self.preemptible = spec.is_preemptible
+        self.status: Status | None = None
+        self.reason: Reason | None = None
+        self.queued: dict[str, Pool] = {}
+        self.held_out: dict[str, Reason] = {}
+        self.mark: Pool | None = None
+        self.allocation: Allocation | None = None
+        self.grants = 0
+        self.placement_failures = 0
+        self.back_offs: dict[str, PlacementBackOff] = {}
+        self.preempted_by: str | None = None
+        self.submitted_at = now
+        self.granted_at: float | None = None
+        self.ended_at: float | None = None
+        self.deadline: float | None = None
+
+    @property
+    def owner(self) -> tuple[str, str]:
+        return self.spec.owner
+
+    @property
+    def waiting(self) -> bool:
+        """Pending, and not already being placed."""
+        return self.status is Status.PENDING and self.current is None
+
+    @property
+    def current(self) -> Allocation | None:
+        """The grant that it holds now: charged and not given up."""
+        allocation = self.allocation
+        if allocation is None or (allocation.leaving and self.status is Status.PENDING):
+            return None
+        return allocation if self.status is Status.PENDING or (self.status and self.status.running) else None
+
+    @property
+    def pool(self) -> str | None:
+        """The pool that granted it; None while it waits, is being placed, or was never granted."""
+        if self.status is Status.PENDING or self.allocation is None or self.granted_at is None:
+            return None
+        return self.allocation.pool.name if self.allocation.pool else None
+
+    def move(self, to: Status) -> None:
+        """Changes the status. A move that semantics 8 does not list is our bug, told with the story."""
+        if self.status is not None and not self.status.may_become(to):
+            raise AssertionError(f"{self!r} may not become {to.value}")
+        self.status = to
+
+    def __repr__(self) -> str:
+        status = self.status.value if self.status else "new"
+        return f"<request {self.id} number {self.number} of {self.owner} {status} demand {self.demand}>"

@@ -1,0 +1,172 @@
+"""Who has to leave for a blocked request (semantics 6).
+
+`may_take` is the one predicate that says whether an allocation may be taken for a request; the
+choice, explanations and tests all use it. `choose` is the one place with the order of victims:
+policy priority ascending, then newest grant first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from raypool.core.ledger import Account
+from raypool.core.pool import Pool
+from raypool.core.queue import Group
+from raypool.core.request import Allocation, Need, Request
+from raypool.core.walk import Figures, Outcome, walk
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """An allocation that would leave: under which rule, and what of it is borrowed."""
+
+    allocation: Allocation
+    why: str
+    borrowed: Need
+
+
+@dataclass(slots=True)
+class Shortage:
+    """What a blocked request lacks, by key index; amounts > 0.
+
+    in_pool: amount - free - leaving, on the walk's copy. under_limit: how far it would exceed its own
+    policy's limit when its own leaving work has left; only its own team can help there.
+    """
+
+    in_pool: dict[int, int]
+    under_limit: dict[int, int]
+
+    @classmethod
+    def of(cls, need: Need, group: Group, figures: Figures) -> Shortage:
+        standing = figures.standing(group.account)
+        in_pool, under_limit = {}, {}
+        for key, amount in need:
+            lacking = amount - figures.free[key] - figures.leaving[key]
+            if lacking > 0:
+                in_pool[key] = lacking
+            lacking = standing.staying[key] + amount - standing.limit[key]
+            if lacking > 0:
+                under_limit[key] = lacking
+        return cls(in_pool, under_limit)
+
+    def __bool__(self) -> bool:
+        return any(left > 0 for left in self.in_pool.values()) or any(left > 0 for left in self.under_limit.values())
+
+    def helped_by(self, borrowed: Need, own_team: bool) -> bool:
+        """Whether something borrowed is of a key that is still missing."""
+        return any(
+            self.in_pool.get(key, 0) > 0 or (own_team and self.under_limit.get(key, 0) > 0) for key, _ in borrowed
+        )
+
+    def subtract(self, need: Need, own_team: bool, sign: int = 1) -> None:
+        """Takes a whole holding off what is missing; with sign -1 puts it back."""
+        for key, amount in need:
+            if key in self.in_pool:
+                self.in_pool[key] -= sign * amount
+            if own_team and key in self.under_limit:
+                self.under_limit[key] -= sign * amount
+
+
+def may_take(victim: Allocation, request: Request, account: Account, inside: bool) -> str:
+    """The rule under which a borrowing, preemptible, staying allocation may be taken; "" if none.
+
+    `account` is the request's, `inside` whether the request is inside its reserve.
+    """
+    assert victim.account is not None
+    if inside:
+        return "reclaim"
+    if victim.account.priority < account.priority:
+        return "preempt"
+    if (
+        victim.opportunistic
+        and victim.account.priority == account.priority
+        and victim.request.number > request.number
+    ):
+        return "backfilled"
+    return ""
+
+
+def choose(pool: Pool, outcome: Outcome) -> list[Victim]:
+    """The victims for the request that blocks the pool's walk; empty if no set of them is enough."""
+    request, group, figures = outcome.request, outcome.group, outcome.figures
+    assert request is not None and group is not None
+    shortage = Shortage.of(group.need, group, figures)
+    chosen: list[Victim] = []
+    for victim in _candidates(pool, request, group, figures):
+        if not shortage:
+            break
+        own = victim.allocation.account is group.account
+        if shortage.helped_by(victim.borrowed, own):
+            shortage.subtract(victim.allocation.need, own)
+            chosen.append(victim)
+    if shortage:
+        return []
+    chosen = _spare(chosen, shortage, group.account)
+    return chosen if _granted_when_gone(pool, request, chosen) else []
+
+
+def _spare(chosen: list[Victim], shortage: Shortage, account: Account) -> list[Victim]:
+    """Goes back over the chosen, last chosen first, and spares each without whom nothing is missing."""
+    needed = []
+    for victim in reversed(chosen):
+        own = victim.allocation.account is account
+        shortage.subtract(victim.allocation.need, own, sign=-1)
+        if shortage:
+            shortage.subtract(victim.allocation.need, own)
+            needed.append(victim)
+    return needed[::-1]
+
+
+def _granted_when_gone(pool: Pool, request: Request, chosen: list[Victim]) -> bool:
+    """Looks ahead: a walk over a copy in which all who are leaving, and the victims, have left."""
+    allocations = [victim.allocation for victim in chosen]
+    accounts = [allocation.account for allocation in allocations]
+    figures = Figures.when_gone(pool.ledger, [a.need for a in allocations], [a for a in accounts if a])
+    return walk(pool, pool.queue, figures, until_granted=request).granted is request
+
+
+def _candidates(pool: Pool, request: Request, group: Group, figures: Figures) -> Iterator[Victim]:
+    """Borrowers that may be taken, policy priority ascending, newest grant first."""
+    account = group.account
+    inside = figures.standing(account).inside_reserve(group.need, group.preemptible)
+    by_priority = sorted(pool.ledger.accounts.values(), key=lambda one: one.priority)
+    for priority, accounts in groupby(by_priority, key=lambda one: one.priority):
+        if not inside and priority > account.priority:
+            return
+        lines = [
+            _borrowers(one, request, group, figures, inside)
+            for one in accounts
+            if one.loose_grants and (inside or priority < account.priority or one.opportunists)
+        ]
+        yield from heapq.merge(*lines, key=lambda victim: -victim.allocation.serial)
+
+
+def _borrowers(account: Account, request: Request, group: Group, figures: Figures, inside: bool) -> Iterator[Victim]:
+    """One policy's borrowers, newest first, read off the far end of its line.
+
+    The line is taken with the request and every set-aside one in its own team's place: those that
+    are not preemptible stand before the preemptible and push them up; those that are stand behind.
+    """
+    level = account.staying[:]
+    for key, firm in enumerate(figures.standing(account).firm):
+        level[key] += firm - account.firm[key]
+    if account is group.account and not group.preemptible:
+        for key, amount in group.need:
+            level[key] += amount
+    reserved = account.reserved
+    for allocation in reversed(account.loose_grants.values()):
+        borrowed = []
+        for key, amount in allocation.need:
+            above = min(amount, level[key] - reserved[key])
+            if above > 0:
+                borrowed.append((key, above))
+            level[key] -= amount
+        if borrowed:
+            why = may_take(allocation, request, group.account, inside)
+            if why:
+                yield Victim(allocation, why, tuple(borrowed))
+        elif all(here <= below for here, below in zip(level, reserved, strict=True)):
+            return  # the rest of the line lies inside the reserve

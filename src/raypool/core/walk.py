@@ -1,0 +1,215 @@
+"""The walk over one pool's queue (semantics 4): who is granted, set aside, passed over, blocked.
+
+A walk changes nothing: it works on a copy of the pool's figures, made only where it charges
+something to it. The order of waiters is `rank`, and nowhere else.
+
+The order, all evaluated on the copy as the walk goes:
+    1. non-preemptible inside its reserve; then preemptible inside its reserve; then the rest
+    2. policy priority, higher first
+    3. order of submission
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from enum import Enum
+
+from raypool.core.ledger import Account, Ledger, Standing
+from raypool.core.queue import Group, Queue
+from raypool.core.request import Need, Request
+
+REST = 2  # the third class: not inside its reserve
+
+Rank = tuple[int, int, int]
+_Entry = tuple[int, int, int, Request, Group, Iterator[Request]]
+
+
+class Figures:
+    """A pool's figures as a walk sees them: the ledger's own, until something is charged."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.free = ledger.free
+        self.leaving = ledger.leaving
+        self._standings: dict[Account, Standing] = {}
+        self._copied = False
+
+    @classmethod
+    def when_gone(cls, ledger: Ledger, victims: list[Need], by_account: list[Account]) -> Figures:
+        """The figures when all who are leaving, and the victims, have left."""
+        figures = cls(ledger)
+        figures.free = [free + leaving for free, leaving in zip(ledger.free, ledger.leaving, strict=True)]
+        figures.leaving = [0] * len(ledger.keys)
+        figures._copied = True
+        for allocation in ledger.leavers.values():
+            assert allocation.account is not None
+            standing = figures._own(allocation.account)
+            for key, amount in allocation.need:
+                standing.used[key] -= amount
+        for need, account in zip(victims, by_account, strict=True):
+            standing = figures._own(account)
+            for key, amount in need:
+                figures.free[key] += amount
+                standing.used[key] -= amount
+                standing.staying[key] -= amount
+        return figures
+
+    def standing(self, account: Account) -> Standing:
+        return self._standings.get(account, account)
+
+    def fits(self, standing: Standing, need: Need) -> bool:
+        """Room for it now, under its limit with those leaving counted."""
+        free, used, limit = self.free, standing.used, standing.limit
+        return all(amount <= free[key] and used[key] + amount <= limit[key] for key, amount in need)
+
+    def covered(self, standing: Standing, need: Need) -> bool:
+        """Room for it when those leaving have left."""
+        free, leaving, staying, limit = self.free, self.leaving, standing.staying, standing.limit
+        return all(amount <= free[key] + leaving[key] and staying[key] + amount <= limit[key] for key, amount in need)
+
+    def charge(self, account: Account, need: Need, preemptible: bool) -> None:
+        if not self._copied:
+            self.free = self.free[:]
+            self._copied = True
+        for key, amount in need:
+            self.free[key] -= amount
+        self._own(account).add(need, preemptible)
+
+    def _own(self, account: Account) -> Standing:
+        standing = self._standings.get(account)
+        if standing is None:
+            standing = self._standings[account] = account.copy()
+        return standing
+
+
+class Ending(Enum):
+    GRANT = "grant"
+    BLOCKED = "blocked"
+    EXHAUSTED = "exhausted"
+
+
+class Outcome:
+    """How a walk ended, and what it left on the way.
+
+    request: whom it grants or who is blocked (None when exhausted).
+    set_aside: requests whose room is being made, with their groups, in order.
+    held_back: policies whose later requests are held back, with the earlier one's id.
+    """
+
+    def __init__(self, figures: Figures) -> None:
+        self.figures = figures
+        self.ending = Ending.EXHAUSTED
+        self.request: Request | None = None
+        self.group: Group | None = None
+        self.set_aside: dict[Request, Group] = {}
+        self.held_back: dict[Account, str] = {}
+        self.behind: list[_Entry] = []
+        self.marks_done = False
+        self.eviction_tried: object = None
+
+    @property
+    def granted(self) -> Request | None:
+        return self.request if self.ending is Ending.GRANT else None
+
+    @property
+    def blocked(self) -> Request | None:
+        return self.request if self.ending is Ending.BLOCKED else None
+
+    def backfill(self) -> Request | None:
+        """Of those behind the blocked one, who may run meanwhile (semantics 5, step 4)."""
+        best: tuple[Rank, Request] | None = None
+        for _, _, number, request, group, _ in self.behind:
+            standing = self.figures.standing(group.account)
+            inside = standing.inside_reserve(group.need, group.preemptible)
+            if not group.preemptible or not self.figures.fits(standing, group.need):
+                continue
+            if not inside and (group.account in self.held_back or standing.over_limit(group.need)):
+                continue
+            candidate = (1 if inside else REST, -group.account.priority, number)
+            if best is None or candidate < best[0]:
+                best = candidate, request
+        return best[1] if best else None
+
+
+def rank(standing: Standing, group: Group, number: int) -> Rank:
+    """Where a request stands in the walk; smaller is earlier."""
+    if standing.inside_reserve(group.need, group.preemptible):
+        return (1 if group.preemptible else 0), -group.account.priority, number
+    return REST, -group.account.priority, number
+
+
+def walk(
+    pool: object,
+    queue: Queue,
+    figures: Figures,
+    until_granted: Request | None = None,
+    passed: Callable[[Group, str, Request], None] | None = None,
+) -> Outcome:
+    """Walks the queue.
+
+    With `until_granted` it is the look-ahead of semantics 6: every grant is charged to the copy and
+    the walk goes on until that request is granted (the ending is then GRANT of it) or the walk ends
+    otherwise. `passed(group, verdict, request)` hears of each group passed over, for explanations.
+    """
+    outcome = Outcome(figures)
+    held_back = outcome.held_back
+    heap: list[_Entry] = []
+    for group in queue.groups.values():
+        _push(heap, figures, group, iter(group.members.values()))
+    heapq.heapify(heap)
+    while heap:
+        place, _, number, request, group, others = heap[0]
+        standing = figures.standing(group.account)
+        need, preemptible = group.need, group.preemptible
+        present = rank(standing, group, number)
+        if present[0] != place:  # set-asides have used up its reserve since
+            heapq.heapreplace(heap, (*present, request, group, others))
+            continue
+        heapq.heappop(heap)
+        if place == REST:
+            verdict = _passed_over(group, standing, request, held_back)
+            if verdict:
+                if passed:
+                    passed(group, verdict, request)
+                continue
+        if figures.fits(standing, need):
+            if until_granted is None or request is until_granted:
+                outcome.ending, outcome.request, outcome.group = Ending.GRANT, request, group
+                break
+            figures.charge(group.account, need, preemptible)
+        elif request.mark is not None and request.mark is not pool:
+            if passed:
+                passed(group, "elsewhere", request)
+        elif figures.covered(standing, need):
+            outcome.set_aside[request] = group
+            figures.charge(group.account, need, preemptible)
+        else:
+            outcome.ending, outcome.request, outcome.group = Ending.BLOCKED, request, group
+            outcome.behind = heap
+            break
+        _push_next(heap, figures, group, others)
+    return outcome
+
+
+def _passed_over(group: Group, standing: Standing, request: Request, held_back: dict[Account, str]) -> str:
+    """Why one that is not inside its reserve is skipped, with all that are like it; "" if it is not."""
+    if not group.preemptible:
+        return "reserve"
+    if standing.over_limit(group.need):
+        held_back.setdefault(group.account, request.id)
+        return "limit"
+    return "held-back" if group.account in held_back else ""
+
+
+def _push(heap: list[_Entry], figures: Figures, group: Group, members: Iterator[Request]) -> None:
+    request = next(members, None)
+    if request is not None:
+        place = rank(figures.standing(group.account), group, request.number)
+        heap.append((*place, request, group, members))
+
+
+def _push_next(heap: list[_Entry], figures: Figures, group: Group, members: Iterator[Request]) -> None:
+    request = next(members, None)
+    if request is not None:
+        place = rank(figures.standing(group.account), group, request.number)
+        heapq.heappush(heap, (*place, request, group, members))
