@@ -94,6 +94,7 @@ class Broker:
             ev.ConfigApplied: self._config_applied,
             ev.PolicyDetached: self._policy_detached,
             ev.PoolDeleted: self._pool_deleted,
+            ev.PlacementWaits: self._placement_waits,
             ev.PlacementReady: self._placement_ready,
             ev.PlacementFailed: self._placement_failed,
             ev.PlacementRemoved: self._placement_removed,
@@ -418,6 +419,11 @@ class Broker:
         request = self.requests.get(request_id)
         allocation = request.allocation if request else None
         return allocation if allocation is not None and allocation.attempt == attempt else None
+
+    def _placement_waits(self, event: ev.PlacementWaits) -> None:
+        allocation = self._of_grant(event.request, event.attempt)
+        if allocation is not None and not allocation.placed:
+            allocation.search = event.why
 
     def _placement_ready(self, event: ev.PlacementReady) -> None:
         allocation = self._of_grant(event.request, event.attempt)

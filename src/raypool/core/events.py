@@ -62,6 +62,15 @@ class PoolDeleted:
 
 
 @dataclass(frozen=True, slots=True)
+class PlacementWaits:
+    """The grant has no nodes yet; `why` says which bundle looks for one. It keeps its charge."""
+
+    request: str
+    attempt: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class PlacementReady:
     """Ray has created the placement group of that grant; `nodes` has a node id per bundle."""
 
@@ -108,6 +117,7 @@ Event = (
     | ConfigApplied
     | PolicyDetached
     | PoolDeleted
+    | PlacementWaits
     | PlacementReady
     | PlacementFailed
     | PlacementRemoved

@@ -33,7 +33,9 @@ class Pool:
         self.queue = Queue()
         self.marked: dict[Request, None] = {}
         self.neighbours: tuple[str, ...] = (spec.name,)
-        self.generation = 0
+        self.generation = 0  # changes that a walk can see, so far
+        self.arrivals = 0  # requests that joined the queue, so far
+        self.explanation: object = None  # see explain.py
         self.lowered = False  # capacity, a reserve or a limit was lowered under work that still runs
         self._outcome: Outcome | None = None
 
@@ -66,6 +68,7 @@ class Pool:
     def enqueue(self, request: Request) -> None:
         group = self.queue.add(request, self.need(request), self.ledger.accounts[request.owner])
         request.queued[self.name] = self
+        self.arrivals += 1
         # In a strict pool nobody behind a blocked one is looked at: the outcome stands. (Judged on
         # the figures before the set-asides, which may only push a request further back.)
         outcome = self._outcome

@@ -60,10 +60,10 @@ class _Run:
         for index, entry in enumerate(self.scenario.timeline):
             if entry.at is not None:
                 self._run_until(_milliseconds(entry.at))
-            refused = self._act(entry)
+            refusal = self._act(entry)
             where = f"entry {index + 1} (at {self.clock / 1000:g} s)"
-            failures += [f"{where}: {failure}" for failure in self._compare(entry, refused)]
-            steps.append(Step(self.clock / 1000, refused, self._states(), tuple(self.transitions)))
+            failures += [f"{where}: {failure}" for failure in self._compare(entry, refusal)]
+            steps.append(Step(self.clock / 1000, refusal, self._states(), tuple(self.transitions)))
             self.transitions = []
         return SimulationReport(self.scenario.name, not failures, tuple(failures), tuple(steps))
 
