@@ -46,6 +46,7 @@ class RequestView(View):
     placing: granted and charged; its placement group is not ready yet.
     borrowed: what of it lies above its policy's reserve and may be taken back.
     deadline: while preempting: when its placement group will be removed.
+    bundles: what its placement group holds, in Ray's names, once it was granted.
     group_id, nodes: its placement group, and the node id of each bundle.
     """
 
@@ -77,6 +78,7 @@ class RequestView(View):
     attempt: int = 0
     group_id: str | None = None
     nodes: list[str] = field(default_factory=list)
+    bundles: list[dict[str, float]] = field(default_factory=list)
     job: str | None = None
     lifetime: str | None = None
     retry_of: str | None = None
@@ -145,7 +147,6 @@ class BrokerView(View):
     warnings: list[str] = field(default_factory=list)
     started_at: float = 0.0
     version: str = ""
-    namespace: str = ""
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> BrokerView:
@@ -194,6 +195,7 @@ def view_request(broker: Broker, request: Request, borrowed: dict[str, int] | No
         attempt=request.grants,
         group_id=(allocation.group_id or None) if allocation else None,
         nodes=list(allocation.nodes) if allocation else [],
+        bundles=[dict(one) for one in broker.bundles(spec, allocation.pool)] if allocation else [],
         job=request.job,
         lifetime=spec.lifetime,
         retry_of=spec.retry_of,
@@ -280,7 +282,6 @@ def view_broker(
     warnings: Iterable[str] = (),
     started_at: float = 0.0,
     version: str = "",
-    namespace: str = "",
 ) -> BrokerView:
     counts: dict[str, int] = {}
     for request in broker.requests.values():
@@ -293,5 +294,4 @@ def view_broker(
         warnings=list(warnings),
         started_at=started_at,
         version=version,
-        namespace=namespace,
     )

@@ -30,7 +30,7 @@ from raypool.core.instructions import (
     WarnHolder,
 )
 from raypool.core.laws import check
-from raypool.core.nodes import Misfit, Node, find_misfit
+from raypool.core.nodes import Misfit, Node, find_nodes
 from raypool.core.pool import Owner, Pool, by_preference, link
 from raypool.core.reasons import (
     EarlierGroupLeaving,
@@ -495,8 +495,8 @@ class Broker:
             key = (*key, tuple(bundle.model_dump_json() for bundle in spec.bundles))  # type: ignore[assignment]
         if key not in self._misfits:
             rooms = {n.id: n.resources for n in self.nodes if n.has_labels(pool.spec.node_labels)}
-            misfit = find_misfit(self.bundles(spec, pool), spec.strategy, rooms)
-            self._misfits[key] = misfit if misfit is not None and misfit.certain else None
+            found = find_nodes(self.bundles(spec, pool), spec.strategy, rooms)
+            self._misfits[key] = found if isinstance(found, Misfit) and found.certain else None
         misfit = self._misfits[key]
         return Infeasible(pool.name, misfit.as_need) if misfit is not None else None
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 from raypool.core.bundles import Bundle, describe_amount, describe_bundle
 
+Rooms = Mapping[str, Mapping[str, float]]
+
 _SLACK = 1e-6  # Ray's floats: 0.1 + 0.2 of a CPU must fit where 0.3 is free
 
 
@@ -68,37 +70,38 @@ class Misfit:
         return f"{which} ({describe_bundle(self.bundle)}) found no node; the largest free block is {block}"
 
 
-def find_misfit(bundles: Sequence[Bundle], strategy: str, rooms: Mapping[str, Mapping[str, float]]) -> Misfit | None:
-    """None if the bundles find room on the nodes, else what stands in the way.
+def find_nodes(bundles: Sequence[Bundle], strategy: str, rooms: Rooms) -> tuple[str, ...] | Misfit:
+    """A node for each bundle, or what stands in the way.
 
     `rooms`: node id -> resource -> amount that may be used there. `strategy` is the placement
-    group's: STRICT_PACK wants one node for all, STRICT_SPREAD a node for each.
+    group's: STRICT_PACK wants one node for all, STRICT_SPREAD a node for each. Ray may choose other
+    nodes; what counts is that there is a way.
     """
     if strategy == "STRICT_PACK":
         whole: dict[str, float] = {}
         for bundle in bundles:
             for resource, amount in bundle.items():
                 whole[resource] = whole.get(resource, 0.0) + amount
-        return _misfit_of_one(None if len(bundles) > 1 else 0, whole, rooms)
+        node = _node_for_one(None if len(bundles) > 1 else 0, whole, rooms)
+        return node if isinstance(node, Misfit) else (node,) * len(bundles)
     for index, bundle in enumerate(bundles):
         if index == 0 or bundle is not bundles[index - 1]:
-            alone = _misfit_of_one(index, bundle, rooms)
-            if alone:
+            alone = _node_for_one(index, bundle, rooms)
+            if isinstance(alone, Misfit):
                 return alone
     if strategy == "STRICT_SPREAD":
-        return _unmatched(bundles, rooms)
+        return _a_node_each(bundles, rooms)
     return _first_fit(bundles, rooms)
 
 
-def _misfit_of_one(index: int | None, bundle: Bundle, rooms: Mapping[str, Mapping[str, float]]) -> Misfit | None:
-    if any(_fits(bundle, room) for room in rooms.values()):
-        return None
-    resource = _scarcest(bundle, rooms)
-    largest = max((room.get(resource, 0.0) for room in rooms.values()), default=0.0)
-    return Misfit(index, bundle, resource, bundle[resource], largest, len(rooms))
+def _node_for_one(index: int | None, bundle: Bundle, rooms: Rooms) -> str | Misfit:
+    for node, room in rooms.items():
+        if _fits(bundle, room):
+            return node
+    return _misfit(index, bundle, rooms)
 
 
-def _unmatched(bundles: Sequence[Bundle], rooms: Mapping[str, Mapping[str, float]]) -> Misfit | None:
+def _a_node_each(bundles: Sequence[Bundle], rooms: Rooms) -> tuple[str, ...] | Misfit:
     """A node for each bundle, by augmenting paths: exact also for unlike bundles."""
     holder: dict[str, int] = {}
 
@@ -113,28 +116,32 @@ def _unmatched(bundles: Sequence[Bundle], rooms: Mapping[str, Mapping[str, float
 
     for index, bundle in enumerate(bundles):
         if index >= len(rooms) or not give_a_node(index, set()):
-            resource = _scarcest(bundle, rooms)
-            largest = max(room.get(resource, 0.0) for room in rooms.values())
-            return Misfit(index, bundle, resource, bundle[resource], largest, len(rooms))
-    return None
+            return _misfit(index, bundle, rooms)
+    return tuple(sorted(holder, key=lambda node: holder[node]))
 
 
-def _first_fit(bundles: Sequence[Bundle], rooms: Mapping[str, Mapping[str, float]]) -> Misfit | None:
+def _first_fit(bundles: Sequence[Bundle], rooms: Rooms) -> tuple[str, ...] | Misfit:
+    chosen = [""] * len(bundles)
     free = {node: dict(room) for node, room in rooms.items()}
     largest_first = sorted(range(len(bundles)), key=lambda i: (_weight(bundles[i]), -i), reverse=True)
     for index in largest_first:
         bundle = bundles[index]
-        for room in free.values():
+        for node, room in free.items():
             if _fits(bundle, room):
                 for resource, amount in bundle.items():
                     room[resource] -= amount
+                chosen[index] = node
                 break
         else:
-            resource = _scarcest(bundle, free)
-            largest = max(room.get(resource, 0.0) for room in free.values())
             equal = all(other == bundle for other in bundles)
-            return Misfit(index, bundle, resource, bundle[resource], largest, len(rooms), certain=equal)
-    return None
+            return _misfit(index, bundle, free, certain=equal)
+    return tuple(chosen)
+
+
+def _misfit(index: int | None, bundle: Bundle, rooms: Rooms, certain: bool = True) -> Misfit:
+    resource = _scarcest(bundle, rooms)
+    largest = max((room.get(resource, 0.0) for room in rooms.values()), default=0.0)
+    return Misfit(index, bundle, resource, bundle[resource], largest, len(rooms), certain)
 
 
 def _fits(bundle: Bundle, room: Mapping[str, float]) -> bool:
@@ -145,7 +152,7 @@ def _weight(bundle: Bundle) -> tuple[float, float, float]:
     return bundle.get("GPU", 0.0), bundle.get("CPU", 0.0), bundle.get("memory", 0.0)
 
 
-def _scarcest(bundle: Bundle, rooms: Mapping[str, Mapping[str, float]]) -> str:
+def _scarcest(bundle: Bundle, rooms: Rooms) -> str:
     """The resource to name: the one of which the best node has the smallest part of what is asked."""
 
     def part(resource: str) -> float:

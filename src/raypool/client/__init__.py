@@ -1,0 +1,1 @@
+"""What user code imports: clients, leases, and the decorator."""

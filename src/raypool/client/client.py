@@ -1,0 +1,284 @@
+"""Starting, finding and asking a broker: `start()`, `stop()`, `connect()`, `Client`.
+
+client = raypool.connect()
+client.pools()
+client.requests(status="pending")
+client.why(request_id)
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raypool.client.broker import NAME, NAMESPACE, BrokerLine, find_broker, job_id, job_metadata
+from raypool.errors import SpecError
+from raypool.spec import BrokerConfig, RequestSpec
+from raypool.view import BrokerView, PolicyView, PoolView, RequestView
+
+MAX_CONCURRENCY = 15_000
+"""Calls that the broker may hold at once; most of them are parked long-polls."""
+
+Config = BrokerConfig | Mapping[str, Any] | str | Path | None
+
+
+def start(config: Config = None, *, address: str | None = None) -> Client:
+    """Starts the broker, or finds the one that runs, and applies `config`. Safe to call again.
+
+    config: a BrokerConfig, plain data with `pools` and `policies`, or the path of a YAML file.
+    address: the Ray cluster; needed only when this process is not connected yet (None: what Ray
+    itself would connect to, but never a new local cluster).
+
+    Raises SpecError for a config that is not valid, Refused for one that the broker cannot apply.
+    """
+    loaded = _load(config)
+    _connect(address)
+    line = BrokerLine(_broker_actor())
+    line.call("hello")
+    client = Client(line)
+    if config is not None:
+        client.apply(loaded)
+    return client
+
+
+def stop(*, address: str | None = None) -> None:
+    """Cancels every request, waits until all placement groups are gone, and ends the broker.
+
+    Raises BrokerUnavailable if none runs.
+    """
+    _connect(address)
+    line = find_broker()
+    line.call("end_all", "the broker was stopped", timeout_seconds=120.0)
+    ray.kill(line.actor, no_restart=True)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:  # Ray frees the name a moment after the kill
+        try:
+            ray.get_actor(NAME, namespace=NAMESPACE)
+        except ValueError:
+            return
+        time.sleep(0.05)
+
+
+def connect(address: str | None = None) -> Client:
+    """A client of the cluster's broker, from any driver, task or actor. Raises BrokerUnavailable."""
+    _connect(address)
+    return Client(find_broker())
+
+
+def _load(config: Config) -> BrokerConfig:
+    if config is None:
+        return BrokerConfig()
+    if isinstance(config, BrokerConfig):
+        return config
+    if isinstance(config, str | Path):
+        return BrokerConfig.from_yaml(Path(config))
+    loaded: BrokerConfig = BrokerConfig.load(dict(config))
+    return loaded
+
+
+def _connect(address: str | None) -> None:
+    """Joins a running cluster, unless this process is connected. Never starts one: a broker on a
+    cluster of one's own would only look as if it worked."""
+    if ray.is_initialized():
+        return
+    from raypool.errors import BrokerUnavailable
+
+    where = address or os.environ.get("RAY_ADDRESS") or "auto"
+    try:
+        ray.init(address=where, namespace=NAMESPACE, log_to_driver=True, configure_logging=False)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise BrokerUnavailable(
+            f"no Ray cluster at '{where}' ({reason}); start one with `ray start --head`, or give its address"
+        ) from None
+
+
+def _broker_actor() -> Any:
+    """The one place where the broker's class becomes an actor: detached, restarted for ever, on the
+    head node by preference, never inside a placement group."""
+    from raypool.server.actor import BrokerActor
+
+    head = next((row["NodeID"] for row in ray.nodes() if row["Alive"] and _is_head(row)), None)
+    strategy = NodeAffinitySchedulingStrategy(head, soft=True) if head else "DEFAULT"
+    return (
+        ray.remote(BrokerActor)
+        .options(
+            name=NAME,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=-1,
+            max_task_retries=0,
+            max_concurrency=MAX_CONCURRENCY,
+            scheduling_strategy=strategy,
+        )
+        .remote()
+    )
+
+
+def _is_head(row: Mapping[str, Any]) -> bool:
+    return "node:__internal_head__" in row["Resources"]
+
+
+class Client:
+    """Asks and changes the broker. Every method may raise BrokerUnavailable; an unknown id is Refused.
+
+    A request id may be shortened to a beginning that no other id shares.
+    """
+
+    def __init__(self, line: BrokerLine) -> None:
+        self._line = line
+
+    # --- questions ----------------------------------------------------------------------------
+
+    def status(self) -> BrokerView:
+        """The broker as a whole: pools, how many requests by status, warnings."""
+        return BrokerView.from_dict(self._line.call("overview"))
+
+    def pools(self) -> list[PoolView]:
+        """All pools with their policies and figures, by name."""
+        return self.status().pools
+
+    def pool(self, name: str) -> PoolView:
+        return PoolView.from_dict(self._line.call("pool", name))
+
+    def policies(self, pool: str | None = None, component: str | None = None) -> list[PolicyView]:
+        """Policies of one pool or of all, of one component or of all."""
+        pools = self.pools() if pool is None else [self.pool(pool)]
+        policies = [policy for one in pools for policy in one.policies]
+        return [one for one in policies if component is None or one.component == component]
+
+    def requests(
+        self,
+        *,
+        status: str | None = None,
+        component: str | None = None,
+        pool: str | None = None,
+        ended: bool = True,
+    ) -> list[RequestView]:
+        """Requests in order of submission. `pool`: granted there or waiting there; `ended=False`
+        leaves out those that are over."""
+        rows = self._line.call("requests", status=status, component=component, pool=pool, ended=ended)
+        return [RequestView.from_dict(row) for row in rows]
+
+    def request(self, request_id: str) -> RequestView:
+        return RequestView.from_dict(self._line.call("describe", request_id))
+
+    def why(self, request_id: str) -> str:
+        """Why it waits, was refused, or had to leave; for one that runs, where. One or more sentences."""
+        return explain(self.request(request_id))
+
+    def config(self) -> BrokerConfig:
+        """Pools and policies as they stand."""
+        loaded: BrokerConfig = BrokerConfig.load(self._line.call("config"))
+        return loaded
+
+    # --- requests -----------------------------------------------------------------------------
+
+    def submit(self, spec: RequestSpec | Mapping[str, Any] | None = None, **fields: Any) -> RequestView:
+        """Asks for a request without waiting for it. The same id with the same content asks once.
+
+        Takes a RequestSpec, or its fields. The component may come from RAYPOOL_COMPONENT or from the
+        job's metadata. Raises SpecError, and Refused for an id that stands for something else; a
+        request that no pool can take comes back as `rejected`.
+        """
+        wanted = request_spec(spec, **fields)
+        owner = None if wanted.lifetime == "detached" else job_id()
+        return RequestView.from_dict(self._line.call("submit", wanted.dump(), owner))
+
+    def wait(self, request_id: str, timeout_seconds: float | None = None) -> RequestView:
+        """Waits until the request runs or is over; returns it as it is then, or when time is up."""
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        seen = -1
+        while True:
+            left = 30.0 if deadline is None else max(deadline - time.monotonic(), 0.0)
+            answer = self._line.call("watch", request_id, seen, min(left, 30.0), timeout_seconds=60.0)
+            view, seen = RequestView.from_dict(answer["request"]), answer["version"]
+            if view.status != "pending" or (deadline is not None and time.monotonic() >= deadline):
+                return view
+
+    def release(self, request_id: str) -> RequestView:
+        """Gives it back; one that still waits is withdrawn."""
+        return RequestView.from_dict(self._line.call("release", request_id))
+
+    def cancel(self, request_id: str, reason: str = "cancelled by an operator") -> RequestView:
+        """Ends it, whatever it does. The reason reaches its owner."""
+        return RequestView.from_dict(self._line.call("cancel", request_id, reason))
+
+    def forget(self, request_id: str) -> None:
+        """Drops an ended request from the broker's memory. Raises Refused if it has not ended."""
+        self._line.call("forget", request_id)
+
+    # --- pools and policies -------------------------------------------------------------------
+
+    def apply(self, config: Config) -> list[str]:
+        """Adds or replaces pools and policies, all or none. Returns warnings.
+
+        Raises SpecError, or Refused with every fault in `faults`.
+        """
+        warnings: list[str] = self._line.call("apply", _load(config).dump())
+        return warnings
+
+    def detach_policy(self, pool: str, component: str, component_type: str = "team") -> None:
+        """Raises Refused while the component has requests queued or charged in that pool."""
+        self._line.call("detach_policy", pool, component, component_type)
+
+    def delete_pool(self, name: str) -> None:
+        """Its policies go with it. Raises Refused while anything is queued or charged in it."""
+        self._line.call("delete_pool", name)
+
+
+def request_spec(spec: RequestSpec | Mapping[str, Any] | None = None, **fields: Any) -> RequestSpec:
+    """A RequestSpec of one, or of its fields, with the component found if it is not given."""
+    if isinstance(spec, RequestSpec):
+        if fields:
+            raise SpecError("give either a RequestSpec or its fields, not both")
+        return spec
+    data = {**(spec or {}), **fields}
+    if data.get("component") is None:
+        data["component"], component_type = find_component()
+        if component_type is not None:
+            data.setdefault("component_type", component_type)
+    data = {name: value for name, value in data.items() if value is not None}
+    if isinstance(data.get("resources"), Mapping) or isinstance(data.get("bundles"), list):
+        loaded: RequestSpec = RequestSpec.load(data)
+        return loaded
+    return RequestSpec(**data)
+
+
+def find_component() -> tuple[str, str | None]:
+    """Who asks, where the code does not say: RAYPOOL_COMPONENT, else the job's metadata.
+
+    Returns (component, component type or None). Raises SpecError, saying all three ways.
+    """
+    from_env = os.environ.get("RAYPOOL_COMPONENT")
+    if from_env:
+        return from_env, os.environ.get("RAYPOOL_COMPONENT_TYPE")
+    metadata = job_metadata()
+    if metadata.get("raypool.component"):
+        return metadata["raypool.component"], metadata.get("raypool.component_type")
+    raise SpecError(
+        "component: not given: pass component=..., or set RAYPOOL_COMPONENT, or submit the job with "
+        """`ray job submit --metadata-json '{"raypool.component": "..."}'`"""
+    )
+
+
+def explain(view: RequestView) -> str:
+    """The story of a request in a sentence, and one for each further pool it waits in."""
+    if view.status == "pending":
+        place = f"number {view.position} in line: " if view.position and view.position > 1 else ""
+        first, *others = view.reasons.values() or [view.reason or "it is being decided"]
+        return "\n".join([f"'{view.id}' waits: {place}{first}", *others])
+    if view.running:
+        borrowed = ", ".join(f"{amount} {key}" for key, amount in view.borrowed.items())
+        what = f", of which {borrowed} borrowed" if borrowed else ""
+        notice = f"; it {view.reason}" if view.status == "preempting" and view.reason else ""
+        return f"'{view.id}' runs in pool '{view.pool}'{what}{notice}"
+    return f"'{view.id}' is {view.status}" + (f": {view.reason}" if view.reason else "")

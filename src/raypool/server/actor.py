@@ -1,0 +1,367 @@
+"""The broker actor: turns calls into events, feeds them to the core, and has its instructions carried out.
+
+Plain Python; `raypool.start()` makes a Ray actor of it. One event loop, and handling an event is one
+synchronous call, so nothing here needs a lock. Callers send and get plain JSON-like data. Nothing is
+decided here: an `if` about who gets what belongs into the core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from raypool.core import events as ev
+from raypool.core.broker import Broker
+from raypool.core.config import warnings_of
+from raypool.core.instructions import (
+    ChangeStatus,
+    CreatePlacementGroup,
+    Instruction,
+    RemovePlacementGroup,
+    WarnHolder,
+)
+from raypool.core.request import Request
+from raypool.errors import Refused, SpecError
+from raypool.server.cluster import RayCluster
+from raypool.server.placement import GROUP_PREFIX, Placement, Placements
+from raypool.spec import BrokerConfig, RequestSpec
+from raypool.version import __version__
+from raypool.view import view_broker, view_pool, view_request, view_requests
+
+logger = logging.getLogger("raypool")
+
+OWNERS_SECONDS = 0.25
+"""How often dead jobs and actors are looked for."""
+
+WATCH_MOST_SECONDS = 60.0
+"""A long-poll is answered after this at the latest; its caller asks again."""
+
+_CONFIG_KEY = "config"
+
+
+class PoolBroker:
+    """The broker's calls. `cluster` is Ray, or a fake with the same methods."""
+
+    def __init__(self, cluster: RayCluster, clock: Callable[[], float] = time.time) -> None:
+        self.broker = Broker()
+        self.cluster = cluster
+        self._clock = clock
+        self._latest = 0.0
+        self._events: deque[ev.Event] = deque()
+        self._feeding = False
+        self._placements = Placements(cluster, self._feed, self._now)
+        self._versions: dict[str, int] = {}
+        self._watchers: dict[str, list[asyncio.Future[None]]] = {}
+        self._actors: dict[str, str] = {}  # request id -> id of the actor that lives in it
+        self._groups: dict[str, str] = {}  # placement group id -> request id
+        self._started_at = self._now()
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def begin(self) -> None:
+        """Takes up what an earlier life of this actor left, and starts the loops.
+
+        Requests do not survive a restart of the broker's process yet: their placement groups are
+        removed, and their owners are told. Pools and policies do survive.
+        """
+        await self._placements.remove_orphans()
+        saved = await self.cluster.load(_CONFIG_KEY)
+        if saved is not None:
+            self._feed(ev.ConfigApplied(BrokerConfig.load(json.loads(saved))))
+        self._spawn(self._placements.run())
+        self._spawn(self._watch_owners())
+
+    # --- pools and policies -------------------------------------------------------------------
+
+    async def hello(self) -> dict[str, Any]:
+        """Who answers: for clients that look for a broker."""
+        return {"version": __version__, "started_at": self._started_at}
+
+    async def apply(self, config: dict[str, Any]) -> list[str]:
+        """Adds or replaces pools and policies, all or none. Returns warnings. Raises SpecError, Refused."""
+        self._feed_now(ev.ConfigApplied(BrokerConfig.load(config)))
+        await self._save_config()
+        return self._warnings()
+
+    async def detach_policy(self, pool: str, component: str, component_type: str) -> None:
+        self._feed_now(ev.PolicyDetached(pool, component, component_type))
+        await self._save_config()
+
+    async def delete_pool(self, pool: str) -> None:
+        self._feed_now(ev.PoolDeleted(pool))
+        await self._save_config()
+
+    async def config(self) -> dict[str, Any]:
+        return self.broker.config.dump()
+
+    async def _save_config(self) -> None:
+        await self.cluster.save(_CONFIG_KEY, json.dumps(self.broker.config.dump()).encode())
+
+    def _warnings(self) -> list[str]:
+        pools = self.broker.pools
+        return warnings_of(
+            {name: pool.spec for name, pool in pools.items()},
+            {name: pool.policies for name, pool in pools.items()},
+        )
+
+    # --- requests -----------------------------------------------------------------------------
+
+    async def submit(self, spec: dict[str, Any], job: str | None) -> dict[str, Any]:
+        """Asks for a request. The same id with the same content is the same request.
+
+        Raises SpecError, and Refused for an id that stands for something else.
+        """
+        wanted: RequestSpec = RequestSpec.load(spec)
+        known = self.broker.requests.get(wanted.id)
+        if known is None or known.spec != wanted:
+            self._feed_now(ev.Submitted(wanted, job))
+        return await self.describe(wanted.id)
+
+    async def watch(self, request_id: str, seen: int, timeout_seconds: float) -> dict[str, Any]:
+        """Long-poll: answers when the request's version is above `seen`, or when time is up.
+
+        Returns {"version": int, "request": view}.
+        """
+        request = self._known(request_id)
+        if self._versions.get(request.id, 0) <= seen:
+            await self._changed(request.id, min(timeout_seconds, WATCH_MOST_SECONDS))
+        return {
+            "version": self._versions.get(request.id, 0),
+            "request": view_request(self.broker, self._known(request.id)).as_dict(),
+        }
+
+    async def _changed(self, request_id: str, timeout_seconds: float) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        watchers = self._watchers.setdefault(request_id, [])
+        watchers.append(future)
+        try:
+            await asyncio.wait_for(future, timeout_seconds)
+        except asyncio.TimeoutError:
+            pass
+        finally:
+            if future in watchers:
+                watchers.remove(future)
+            if not watchers and self._watchers.get(request_id) is watchers:
+                del self._watchers[request_id]
+
+    async def release(self, request_id: str) -> dict[str, Any]:
+        request = self._known(request_id)
+        self._feed_now(ev.Released(request.id))
+        return await self.describe(request.id)
+
+    async def cancel(self, request_id: str, reason: str) -> dict[str, Any]:
+        request = self._known(request_id)
+        self._feed_now(ev.Cancelled(request.id, reason))
+        return await self.describe(request.id)
+
+    async def forget(self, request_id: str) -> None:
+        """Drops an ended request from memory. Raises Refused for one that has not ended."""
+        request = self._known(request_id)
+        self._feed_now(ev.Forgotten(request.id))
+        self._versions.pop(request.id, None)
+
+    async def attach_actor(self, request_id: str, actor_id: str) -> None:
+        """The request is given back when that actor is dead."""
+        self._actors[self._known(request_id).id] = actor_id
+
+    # --- questions ----------------------------------------------------------------------------
+
+    async def describe(self, request_id: str) -> dict[str, Any]:
+        """One request, by its id or a unique beginning of it. Raises Refused if there is none."""
+        return view_request(self.broker, self._known(request_id)).as_dict()
+
+    async def requests(
+        self,
+        status: str | None = None,
+        component: str | None = None,
+        pool: str | None = None,
+        ended: bool = True,
+    ) -> list[dict[str, Any]]:
+        """Requests in order of submission. `pool`: granted there, or waiting there."""
+        chosen = [
+            request
+            for request in self.broker.requests.values()
+            if (status is None or (request.status is not None and request.status.value == status))
+            and (component is None or request.owner[0] == component)
+            and (pool is None or pool in _pools_of(request))
+            and (ended or not (request.status is not None and request.status.terminal))
+        ]
+        return [view.as_dict() for view in view_requests(self.broker, chosen)]
+
+    async def pool(self, name: str) -> dict[str, Any]:
+        found = self.broker.pools.get(name)
+        if found is None:
+            names = ", ".join(sorted(self.broker.pools)) or "none"
+            raise Refused(f"there is no pool '{name}' (pools: {names})")
+        return view_pool(found).as_dict()
+
+    async def overview(self) -> dict[str, Any]:
+        """The broker as a whole."""
+        view = view_broker(self.broker, self._warnings(), self._started_at, __version__)
+        return view.as_dict()
+
+    async def request_of_group(self, group_id: str) -> dict[str, Any] | None:
+        """The request that a placement group was made for; None if it is none of ours."""
+        request = self.broker.requests.get(self._groups.get(group_id, ""))
+        return None if request is None else view_request(self.broker, request).as_dict()
+
+    async def end_all(self, reason: str) -> None:
+        """Cancels everything, and returns when every placement group is gone. For `raypool stop`."""
+        for request in list(self.broker.requests.values()):
+            if request.status is not None and not request.status.terminal:
+                self._feed_now(ev.Cancelled(request.id, reason))
+        while await self.cluster.keys(GROUP_PREFIX):
+            await asyncio.sleep(0.02)
+        await self.cluster.erase(_CONFIG_KEY)
+
+    def _known(self, request_id: str) -> Request:
+        if not isinstance(request_id, str):
+            raise SpecError(f"a request id is a string, got {type(request_id).__name__}")
+        request = self.broker.requests.get(request_id)
+        if request is not None:
+            return request
+        matches = [one for one in self.broker.requests if one.startswith(request_id)] if request_id else []
+        if len(matches) == 1:
+            return self.broker.requests[matches[0]]
+        if matches:
+            raise Refused(f"'{request_id}' is the beginning of {len(matches)} request ids; give more of it")
+        raise Refused(f"there is no request '{request_id}'; `raypool request list` shows those there are")
+
+    # --- feeding the core ---------------------------------------------------------------------
+
+    def _now(self) -> float:
+        """The clock, kept from running backwards: a decision must never be older than the one before."""
+        self._latest = max(self._latest, self._clock())
+        return self._latest
+
+    def _feed_now(self, event: ev.Event) -> None:
+        """Feeds an event of a caller's: what the core refuses is raised to him."""
+        self._carry_out(self.broker.handle(event, self._now()))
+        self._drain()
+
+    def _feed(self, event: ev.Event) -> None:
+        """Feeds what the world reports. It may come while instructions are carried out: then it waits."""
+        if isinstance(event, ev.PlacementReady):
+            self._groups[event.group_id] = event.request
+        self._events.append(event)
+        if not self._feeding:
+            self._drain()
+
+    def _drain(self) -> None:
+        self._feeding = True
+        try:
+            while self._events:
+                self._carry_out(self.broker.handle(self._events.popleft(), self._now()))
+        finally:
+            self._feeding = False
+        self._set_timer()
+
+    def _carry_out(self, instructions: list[Instruction]) -> None:
+        self._feeding = True
+        for instruction in instructions:
+            if isinstance(instruction, CreatePlacementGroup):
+                self._place(instruction)
+            elif isinstance(instruction, RemovePlacementGroup):
+                self._placements.remove(instruction.request, instruction.attempt)
+            elif isinstance(instruction, ChangeStatus):
+                self._log(instruction)
+                self._wake(instruction.request)
+            elif isinstance(instruction, WarnHolder):
+                self._wake(instruction.request)
+
+    def _place(self, instruction: CreatePlacementGroup) -> None:
+        spec = instruction.spec
+        pool = self.broker.pools[instruction.pool] if instruction.pool is not None else None
+        timeout = pool.spec.placement_timeout_seconds if pool is not None else 30.0
+        self._placements.place(
+            Placement(
+                request=spec.id,
+                attempt=instruction.attempt,
+                name=f"raypool/{instruction.pool or '-'}/{spec.component}/{spec.id}",
+                bundles=self.broker.bundles(spec, pool),
+                strategy=spec.strategy,
+                labels=pool.spec.node_labels if pool is not None else {},
+                give_up_at=self._now() + timeout,
+            )
+        )
+
+    def _log(self, change: ChangeStatus) -> None:
+        where = f" in pool '{change.pool}'" if change.pool else ""
+        why = f": {change.reason.sentence}" if change.reason is not None else ""
+        logger.info("request %s is %s%s%s", change.request, change.to.value, where, why)
+
+    def _wake(self, request_id: str) -> None:
+        self._versions[request_id] = self._versions.get(request_id, 0) + 1
+        for future in self._watchers.pop(request_id, ()):
+            if not future.done():
+                future.set_result(None)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due = self.broker.next_deadline
+        if due is not None:
+            delay = max(due - self._now(), 0.0)
+            self._timer = asyncio.get_running_loop().call_later(delay, self._feed, ev.TimePassed())
+
+    # --- owners -------------------------------------------------------------------------------
+
+    async def _watch_owners(self) -> None:
+        """Gives back what belongs to jobs that are over and to actors that are dead."""
+        while True:
+            await asyncio.sleep(OWNERS_SECONDS)
+            try:
+                await self._cancel_orphans()
+                await self._release_dead_actors()
+            except Exception:
+                logger.exception("looking for dead owners failed; trying again")
+
+    async def _cancel_orphans(self) -> None:
+        owned = [
+            request
+            for request in self.broker.requests.values()
+            if request.job is not None
+            and request.spec.lifetime != "detached"
+            and request.status is not None
+            and not request.status.terminal
+        ]
+        if owned:
+            dead = await self.cluster.dead_jobs()
+            for request in owned:
+                if request.job in dead:
+                    self._feed(ev.Cancelled(request.id, "its job ended"))
+
+    async def _release_dead_actors(self) -> None:
+        for request_id, actor_id in list(self._actors.items()):
+            request = self.broker.requests.get(request_id)
+            if request is None or request.status is None or request.status.terminal:
+                del self._actors[request_id]
+            elif await self.cluster.actor_is_dead(actor_id):
+                self._feed(ev.Released(request_id))
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _pools_of(request: Request) -> set[str]:
+    """Where it was granted, or where it waits."""
+    names = set(request.queued) | set(request.held_out)
+    if request.allocation is not None and request.allocation.pool is not None:
+        names.add(request.allocation.pool.name)
+    return names
+
+
+class BrokerActor(PoolBroker):
+    """The broker on a real cluster. Ray runs this `__init__` on the actor's event loop."""
+
+    async def __init__(self) -> None:  # type: ignore[misc]
+        super().__init__(RayCluster())
+        await self.begin()

@@ -1,0 +1,162 @@
+"""The only file that asks Ray anything on the broker's behalf: nodes, placement groups, jobs, the store.
+
+Ray's own calls block, and hang while the GCS is down, so each runs in one executor thread and the
+broker's loop stays free. Placement groups are looked up by id, never listed: Ray never forgets a
+removed one, and a list of thousands takes seconds. The fake in tests/server has the same methods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import ray
+import ray.exceptions
+from ray._private import state
+from ray.experimental import internal_kv
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+
+from raypool.core.bundles import Bundle
+from raypool.core.nodes import Node
+
+T = TypeVar("T")
+Rooms = dict[str, dict[str, float]]
+
+KV_NAMESPACE = b"raypool"
+
+
+class GroupGone(Exception):
+    """The placement group was removed before it was created, by somebody else."""
+
+
+class RayCluster:
+    """Ray, as far as the broker needs it. Every method is async and never blocks the loop."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="raypool-gcs")
+        self._ready_refs: dict[str, PlacementGroup] = {}
+
+    async def _ask(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+    # --- nodes --------------------------------------------------------------------------------
+
+    async def nodes(self) -> tuple[Node, ...]:
+        """Live nodes, by id, with what they have in all (placement groups apart)."""
+        rows = await self._ask(ray.nodes)
+        return tuple(
+            Node(
+                row["NodeID"],
+                {name: amount for name, amount in row["Resources"].items() if "_group_" not in name},
+                dict(row.get("Labels") or {}),
+            )
+            for row in sorted(rows, key=lambda row: row["NodeID"])
+            if row["Alive"]
+        )
+
+    async def free(self) -> Rooms:
+        """What the GCS sees as free on each node. A placement group that it knows to be there shows as
+        `bundle_group_<id>`: see `holds_group`."""
+        rooms: Rooms = await self._ask(state.available_resources_per_node)
+        return rooms
+
+    # --- placement groups ---------------------------------------------------------------------
+
+    async def create_group(
+        self, name: str, bundles: Sequence[Bundle], strategy: str, labels: Mapping[str, str]
+    ) -> str:
+        """Asks for a detached placement group; returns its id. Raises what Ray raises."""
+
+        def create() -> PlacementGroup:
+            selector = [dict(labels)] * len(bundles) if labels else None
+            return placement_group(
+                [dict(bundle) for bundle in bundles],
+                strategy=strategy,
+                name=name,
+                lifetime="detached",
+                bundle_label_selector=selector,
+            )
+
+        group = await self._ask(create)
+        self._ready_refs[group.id.hex()] = group
+        return str(group.id.hex())
+
+    async def find_group(self, name: str) -> str | None:
+        """The id of the group of that name that is not removed; None if there is none."""
+
+        def find() -> str | None:
+            try:
+                return str(ray.util.get_placement_group(name).id.hex())
+            except ValueError:
+                return None
+
+        return await self._ask(find)
+
+    async def created(self, group_id: str) -> tuple[str, ...]:
+        """Waits until the group is CREATED; returns the node of each bundle. Raises GroupGone."""
+        group = self._ready_refs.pop(group_id, None) or handle(group_id)
+        try:
+            await group.ready()
+        except ray.exceptions.TaskPlacementGroupRemoved:
+            raise GroupGone(group_id) from None
+        table = await self._ask(lambda: placement_group_table(group))
+        if table.get("state") == "REMOVED":
+            raise GroupGone(group_id)
+        nodes = table["bundles_to_node_id"]
+        return tuple(nodes[index] for index in sorted(nodes))
+
+    async def remove_group(self, group_id: str) -> None:
+        """Asks Ray to remove it. Only for a group that was CREATED: Ray leaks the bundles of others."""
+        await self._ask(lambda: remove_placement_group(handle(group_id)))
+
+    async def group_state(self, group_id: str) -> str | None:
+        """PENDING, PREPARED, CREATED, RESCHEDULING or REMOVED; None if Ray has never heard of it."""
+        table = await self._ask(lambda: placement_group_table(handle(group_id)))
+        found: str | None = table.get("state")
+        return found
+
+    # --- owners -------------------------------------------------------------------------------
+
+    async def dead_jobs(self) -> frozenset[str]:
+        """The ids of the jobs that are over."""
+        rows = await self._ask(state.jobs)
+        return frozenset(row["JobID"] for row in rows if row["IsDead"])
+
+    async def actor_is_dead(self, actor_id: str) -> bool:
+        row = await self._ask(lambda: state.actors(actor_id))
+        return bool(row) and row.get("State") == "DEAD"
+
+    # --- the store ----------------------------------------------------------------------------
+
+    async def load(self, key: str) -> bytes | None:
+        return await self._ask(lambda: internal_kv._internal_kv_get(key.encode(), namespace=KV_NAMESPACE))
+
+    async def save(self, key: str, value: bytes) -> None:
+        await self._ask(
+            lambda: internal_kv._internal_kv_put(key.encode(), value, overwrite=True, namespace=KV_NAMESPACE)
+        )
+
+    async def erase(self, key: str) -> None:
+        await self._ask(lambda: internal_kv._internal_kv_del(key.encode(), namespace=KV_NAMESPACE))
+
+    async def keys(self, prefix: str) -> list[str]:
+        found = await self._ask(lambda: internal_kv._internal_kv_list(prefix.encode(), namespace=KV_NAMESPACE))
+        return sorted(key.decode() for key in found)
+
+
+def handle(group_id: str) -> PlacementGroup:
+    """The placement group of that id (hex), from any job."""
+    return PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group_id)))
+
+
+def holds_group(room: Mapping[str, float], group_id: str) -> bool:
+    """Whether a node's figures include the group: before, its share is not yet taken off what is free;
+    after a removal, not yet given back. The two change together in one report of the node."""
+    return f"bundle_group_{group_id}" in room

@@ -1,0 +1,276 @@
+"""Makes placement groups for grants and takes them away again, and tells the broker what became of it.
+
+Three rules, each because of what Ray does (docs/ray-facts.md):
+    - A group is created only when Ray's view of free resources can hold it: a group that has to wait
+      in Ray's own queue is tried again only once a second, out of order.
+    - A group is removed only after it is CREATED: Ray leaks the bundles of one that is not.
+    - It is gone when no node's figures show it any more: then its resources are visible as free.
+
+A group is written into the store before it is made and erased when it is gone, so that a broker that
+comes back after a crash can find and remove what nobody knows any more. Nothing is decided here. One
+loop looks at the cluster while somebody looks for nodes or waits for a removal, and sleeps otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from raypool.core import events as ev
+from raypool.core.bundles import Bundle
+from raypool.core.nodes import Misfit, Node, find_nodes
+from raypool.server.cluster import GroupGone, RayCluster, Rooms, holds_group
+
+logger = logging.getLogger("raypool")
+
+LOOK_SECONDS = 0.005
+"""How often the cluster is looked at while somebody waits for it. Ray's nodes report every 100 ms by
+default, every 10 ms as cluster.yaml sets it."""
+
+LOOK_SECONDS_UNCHANGED = 0.02
+"""The same, once nothing has come of it for a second."""
+
+NODES_SECONDS = 1.0
+"""How often the list of nodes is read."""
+
+
+GROUP_PREFIX = "group/"
+"""In the store: `group/<request>#<attempt>` -> {"name", "id"} of every group that may exist."""
+
+
+@dataclass
+class Placement:
+    """One grant on its way to nodes and back.
+
+    claims: what its group takes per node and no report has shown yet.
+    """
+
+    request: str
+    attempt: int
+    name: str
+    bundles: Sequence[Bundle]
+    strategy: str
+    labels: Mapping[str, str]
+    give_up_at: float
+    group_id: str = ""
+    nodes: tuple[str, ...] = ()
+    claims: dict[str, dict[str, float]] = field(default_factory=dict)
+    stage: str = "looking"  # looking, creating, created, leaving
+    unwanted: bool = False
+    search: str = ""
+
+
+class Placements:
+    """All placements of one broker.
+
+    feed: takes an event to the broker. clock: seconds, that of `Broker.handle`.
+    """
+
+    def __init__(self, cluster: RayCluster, feed: Callable[[ev.Event], None], clock: Callable[[], float]) -> None:
+        self.cluster = cluster
+        self.feed = feed
+        self.clock = clock
+        self.nodes: tuple[Node, ...] = ()
+        self._placements: dict[tuple[str, int], Placement] = {}
+        self._wake = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._nodes_read_at = float("-inf")
+
+    # --- what the broker asks for -------------------------------------------------------------
+
+    def place(self, placement: Placement) -> None:
+        self._placements[placement.request, placement.attempt] = placement
+        self._wake.set()
+
+    def remove(self, request: str, attempt: int) -> None:
+        placement = self._placements.get((request, attempt))
+        if placement is None or placement.stage == "looking":
+            self._over(request, attempt)
+        elif placement.stage == "creating":
+            placement.unwanted = True
+        elif placement.stage == "created":
+            self._begin_removal(placement)
+
+    def _over(self, request: str, attempt: int) -> None:
+        placement = self._placements.pop((request, attempt), None)
+        if placement is not None and placement.stage != "looking":
+            self._spawn(self.cluster.erase(_key(placement)))
+        self.feed(ev.PlacementRemoved(request, attempt))
+
+    async def remove_orphans(self) -> None:
+        """Removes the groups of an earlier life of the broker: their requests are not known any more."""
+        for key in await self.cluster.keys(GROUP_PREFIX):
+            saved = await self.cluster.load(key)
+            record = json.loads(saved) if saved is not None else {}
+            group_id = record.get("id") or await self.cluster.find_group(record.get("name", ""))
+            if group_id is None or await self.cluster.group_state(group_id) in (None, "REMOVED"):
+                await self.cluster.erase(key)
+                continue
+            request, attempt = key.removeprefix(GROUP_PREFIX).rsplit("#", 1)
+            placement = Placement(request, int(attempt), record["name"], (), "PACK", {}, 0.0, group_id)
+            placement.stage, placement.unwanted = "creating", True
+            self._placements[request, int(attempt)] = placement
+            self._spawn(self._adopt(placement))
+
+    async def _adopt(self, placement: Placement) -> None:
+        try:
+            await self.cluster.created(placement.group_id)
+        except GroupGone:
+            self._over(placement.request, placement.attempt)
+            return
+        self._begin_removal(placement)
+
+    # --- the loop -----------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Runs for ever. An error of Ray's (its GCS may be away) is logged, and the loop goes on."""
+        quiet_since = self.clock()
+        while True:
+            try:
+                await self._read_nodes()
+                waited_for = bool(self._in("looking") or self._in("leaving"))
+                if waited_for and self._settle(await self.cluster.free()):
+                    quiet_since = self.clock()
+            except Exception:
+                logger.exception("looking at the cluster failed; trying again")
+                await asyncio.sleep(NODES_SECONDS)
+            await self._pause(quiet_since)
+
+    async def _pause(self, quiet_since: float) -> None:
+        if self._in("looking") or self._in("leaving"):
+            quiet = self.clock() - quiet_since > 1
+            await asyncio.sleep(LOOK_SECONDS_UNCHANGED if quiet else LOOK_SECONDS)
+            return
+        try:
+            await asyncio.wait_for(self._wake.wait(), NODES_SECONDS)
+        except asyncio.TimeoutError:
+            return
+        self._wake.clear()
+
+    async def _read_nodes(self) -> None:
+        now = self.clock()
+        if now - self._nodes_read_at < NODES_SECONDS:
+            return
+        nodes = await self.cluster.nodes()
+        self._nodes_read_at = now
+        if nodes != self.nodes:
+            self.nodes = nodes
+            self.feed(ev.NodesChanged(nodes))
+
+    def _in(self, *stages: str) -> list[Placement]:
+        return [one for one in self._placements.values() if one.stage in stages]
+
+    def _settle(self, free: Rooms) -> bool:
+        """Does what the cluster's figures allow. True if anything came of it."""
+        changed = False
+        for placement in self._in("leaving"):
+            if not any(holds_group(room, placement.group_id) for room in free.values()):
+                self._over(placement.request, placement.attempt)
+                changed = True
+        for placement in self._in("creating", "created"):
+            for node in list(placement.claims):
+                if placement.group_id and holds_group(free.get(node, {}), placement.group_id):
+                    del placement.claims[node]
+        for placement in self._in("looking"):
+            changed |= self._look(placement, free)
+        return changed
+
+    def _look(self, placement: Placement, free: Rooms) -> bool:
+        """Creates the group if there is room for it now; gives up when its time is over."""
+        rooms = self._rooms(free, placement.labels)
+        found = find_nodes(placement.bundles, placement.strategy, rooms)
+        if not isinstance(found, Misfit):
+            placement.stage = "creating"
+            _claim(placement, found)
+            self._spawn(self._create(placement))
+            return True
+        if self.clock() >= placement.give_up_at:
+            del self._placements[placement.request, placement.attempt]
+            self.feed(ev.PlacementFailed(placement.request, placement.attempt, found.as_search))
+            return True
+        if found.as_search != placement.search:
+            placement.search = found.as_search
+            self.feed(ev.PlacementWaits(placement.request, placement.attempt, found.as_search))
+        return False
+
+    def _rooms(self, free: Rooms, labels: Mapping[str, str]) -> Rooms:
+        """What may be used on each node: what is free, less what our own groups will show as taken."""
+        rooms = {node.id: dict(free.get(node.id, {})) for node in self.nodes if node.has_labels(labels)}
+        for placement in self._in("creating", "created"):
+            for node, taken in placement.claims.items():
+                room = rooms.get(node)
+                if room is not None:
+                    for resource, amount in taken.items():
+                        room[resource] = room.get(resource, 0.0) - amount
+        return rooms
+
+    # --- one group ----------------------------------------------------------------------------
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _create(self, placement: Placement) -> None:
+        try:
+            await self._save(placement)
+            placement.group_id = await self.cluster.create_group(
+                placement.name, placement.bundles, placement.strategy, placement.labels
+            )
+            self._spawn(self._save(placement))
+            placement.nodes = await self.cluster.created(placement.group_id)
+        except GroupGone:
+            self._failed(placement, "somebody removed its placement group before it was ready")
+            return
+        except Exception as error:  # noqa: BLE001 - Ray's reason, whatever it is, goes to the waiter
+            self._failed(placement, f"Ray refused the placement group: {error}")
+            return
+        placement.stage = "created"
+        _claim(placement, placement.nodes)
+        if placement.unwanted:
+            self._begin_removal(placement)
+            return
+        self.feed(ev.PlacementReady(placement.request, placement.attempt, placement.group_id, placement.nodes))
+
+    async def _save(self, placement: Placement) -> None:
+        record = {"name": placement.name, "id": placement.group_id}
+        await self.cluster.save(_key(placement), json.dumps(record).encode())
+
+    def _failed(self, placement: Placement, why: str) -> None:
+        logger.warning("placement of %s failed: %s", placement.request, why)
+        del self._placements[placement.request, placement.attempt]
+        self._spawn(self.cluster.erase(_key(placement)))
+        self.feed(ev.PlacementFailed(placement.request, placement.attempt, why))
+
+    def _begin_removal(self, placement: Placement) -> None:
+        placement.stage = "removing"
+        self._spawn(self._remove(placement))
+
+    async def _remove(self, placement: Placement) -> None:
+        """Asks until Ray has taken the order: a removal must not be lost because the GCS was away."""
+        while True:
+            try:
+                await self.cluster.remove_group(placement.group_id)
+                break
+            except Exception:
+                logger.exception("removing the placement group of %s failed; trying again", placement.request)
+                await asyncio.sleep(NODES_SECONDS)
+        placement.stage = "leaving"
+        self._wake.set()
+
+
+def _key(placement: Placement) -> str:
+    return f"{GROUP_PREFIX}{placement.request}#{placement.attempt}"
+
+
+def _claim(placement: Placement, nodes: Sequence[str]) -> None:
+    """Notes what the group takes on each node until the node's own report shows it."""
+    placement.claims = {}
+    for node, bundle in zip(nodes, placement.bundles, strict=True):
+        taken = placement.claims.setdefault(node, {})
+        for resource, amount in bundle.items():
+            taken[resource] = taken.get(resource, 0.0) + amount
