@@ -244,13 +244,30 @@ class BrokerConfig(Spec):
     @classmethod
     def from_yaml(cls, source: str | Path) -> BrokerConfig:
         """Reads a file (a Path) or YAML text (a str). Raises SpecError; OSError if there is no such file."""
-        text = source.read_text(encoding="utf-8") if isinstance(source, Path) else source
         try:
-            data = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+            text = source.read_text(encoding="utf-8") if isinstance(source, Path) else source
+            data = yaml.load(text, Loader=EachKeyOnce)
+        except NOT_YAML as error:
             raise SpecError(f"not readable as YAML: {' '.join(str(error).split())}") from None
         config: BrokerConfig = cls.load({} if data is None else data)
         return config
+
+
+class EachKeyOnce(yaml.SafeLoader):
+    """YAML as it is meant: a key that stands twice in one mapping would silently hide its first value."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        keys = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        for twice in _repeated((key.tag, key.value) for key in keys if isinstance(key, yaml.ScalarNode)):
+            mark = [key.start_mark for key in keys if key.value == twice[1]][-1]
+            raise yaml.composer.ComposerError(None, None, f"key {shorten(twice[1])} is there twice", mark)
+        return node
+
+
+NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
+"""What PyYAML raises for text that is none: a ValueError for the 32nd of a month, for a number of
+thousands of digits and for what is not UTF-8, a RecursionError for brackets nested without end."""
 
 
 def _repeated(items: Iterator[Any] | Any) -> Iterator[Any]:
