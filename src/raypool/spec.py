@@ -241,6 +241,11 @@ class BrokerConfig(Spec):
             raise ValueError(f"the policy of {owner[1]} '{owner[0]}' in pool '{pool}' is there twice")
         return self
 
+    def dump(self) -> dict[str, Any]:
+        """As every spec; and `unmanaged` where it was given, since it also takes back an "allow"."""
+        given = {"unmanaged": self.unmanaged} if "unmanaged" in self.model_fields_set else {}
+        return super().dump() | given
+
     @classmethod
     def from_yaml(cls, source: str | Path) -> BrokerConfig:
         """Reads a file (a Path) or YAML text (a str). Raises SpecError; OSError if there is no such file."""
