@@ -169,6 +169,8 @@ class Broker:
                 self._cycle.touch(pool)
             elif not isinstance(aside, Infeasible) or pool.spec.infeasible == "wait":
                 request.held_out[pool.name] = aside
+                if isinstance(aside, PlacementBackOff):
+                    self._push_deadline(aside.until, request, "back-off")
         if not request.queued and not request.held_out:
             self._end(request, Status.REJECTED, self._rejection(request))
 
@@ -418,7 +420,9 @@ class Broker:
         """The allocation that Ray speaks of; None if that grant is over and confirmed, or unknown."""
         request = self.requests.get(request_id)
         allocation = request.allocation if request else None
-        return allocation if allocation is not None and allocation.attempt == attempt else None
+        if allocation is None or allocation.attempt != attempt or allocation.gone:
+            return None
+        return allocation
 
     def _placement_waits(self, event: ev.PlacementWaits) -> None:
         allocation = self._of_grant(event.request, event.attempt)
@@ -451,7 +455,6 @@ class Broker:
             tries = request.placement_failures
             until = self.now + min(BACK_OFF_SECONDS * 2 ** (tries - 1), BACK_OFF_MOST_SECONDS)
             request.back_offs[pool.name] = PlacementBackOff(pool.name, event.why, tries, until)
-            self._push_deadline(until, request, "back-off")
             self._stand_in_line(request)
 
     def _placement_removed(self, event: ev.PlacementRemoved) -> None:
@@ -516,7 +519,7 @@ class Broker:
             return False
         if kind == "grace":
             return request.status is Status.PREEMPTING and request.deadline == when
-        return request.waiting and any(one.until == when for one in request.back_offs.values())
+        return any(isinstance(one, PlacementBackOff) and one.until == when for one in request.held_out.values())
 
     def _time_passed(self, event: ev.TimePassed) -> None:
         """Handles what is due, one by one, by due time and number, with a cycle after each."""
