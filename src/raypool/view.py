@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from raypool.core.bundles import SMALLEST_CPU
 from raypool.core.explain import explanation_of, wait_reasons
 from raypool.core.pool import by_preference
 from raypool.core.reasons import BeingPlaced, Evicted
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from raypool.core.broker import Broker
     from raypool.core.pool import Pool
     from raypool.core.request import Allocation, Request
+
+__all__ = ["SMALLEST_CPU", "BrokerView", "PolicyView", "PoolView", "RequestView"]
 
 V = TypeVar("V", bound="View")
 

@@ -303,7 +303,7 @@ class Evicted(Reason):
             "backfilled": "it ran ahead of its turn, which has come for that one",
         }[self.why]
         return (
-            f"makes room in pool '{self.pool}' for '{self.by}' of '{self.by_component}', which lacks "
+            f"has to make room in pool '{self.pool}' for '{self.by}' of '{self.by_component}', which lacks "
             f"{amounts(self.missing)}: {because}; it borrowed {amounts(self.borrowed)}"
         )
 

@@ -1,0 +1,214 @@
+"""The dispatcher: runs decorated tasks, each in a placement group of its own, and owns their retries.
+
+One async actor per calling process, on the caller's node. `train.remote(x)` is a call of it: it takes
+a lease, runs the user's function there, gives the lease back and returns the result. It exists because
+the call must return an ObjectRef at once while the request still waits, and because somebody must see
+both the result and the end of the lease: Ray would let work in a removed placement group hang.
+
+Values given as arguments and results pass through this process, copied once each way; ObjectRefs are
+passed on as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import ray.exceptions
+
+from raypool.client.broker import find_broker
+from raypool.client.lease import Lease
+from raypool.client.waiting import retry_of
+from raypool.errors import Preempted, RaypoolError
+from raypool.spec import RequestSpec
+
+logger = logging.getLogger("raypool")
+
+CONFIRM_SECONDS = 5.0
+"""How long a failure of Ray's may wait for the broker to say that the lease was taken away."""
+
+_GROUP_IS_GONE = (
+    ray.exceptions.WorkerCrashedError,
+    ray.exceptions.TaskPlacementGroupRemoved,
+    ray.exceptions.TaskCancelledError,
+    ray.exceptions.TaskUnschedulableError,
+    ray.exceptions.LocalRayletDiedError,
+    ray.exceptions.NodeDiedError,
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """How a decorated function is to be run."""
+
+    spec: dict[str, Any]
+    wait_timeout_seconds: float | None
+    max_preemptions: int
+    capture_child_tasks: bool
+
+
+class Dispatcher:
+    """Plain Python; `dispatcher_of_this_process` makes a Ray actor of it."""
+
+    def __init__(self) -> None:
+        self._functions: dict[str, Any] = {}
+
+    async def run(self, function: list[Any], call: Call, packed: tuple[Any, Any]) -> Any:
+        """Runs the function in a lease; queues it again when it is preempted, up to max_preemptions times.
+
+        `function` is a list with a reference to the remote function, `packed` is (args, kwargs): inside
+        a container, ObjectRefs among them are not fetched here.
+        """
+        run = _Run(call)
+        while True:
+            async with run.lease() as lease:
+                try:
+                    return await run.result(lease, await self._function(function), *packed)
+                except Preempted as error:
+                    run.preempted(error)
+
+    async def stream(self, function: list[Any], call: Call, packed: tuple[Any, Any]) -> AsyncIterator[Any]:
+        """The same for a generator. Once something was yielded, a preemption cannot be hidden any more."""
+        run = _Run(call)
+        while True:
+            yielded = False
+            async with run.lease() as lease:
+                try:
+                    async for item in run.items(lease, await self._function(function), *packed):
+                        yielded = True
+                        yield item
+                    return
+                except Preempted as error:
+                    if yielded:
+                        raise
+                    run.preempted(error)
+
+    async def _function(self, holder: list[Any]) -> Any:
+        key = holder[0].hex()
+        if key not in self._functions:
+            self._functions[key] = await holder[0]
+        return self._functions[key]
+
+
+class _Run:
+    """One call, through all its leases."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.spec: RequestSpec = RequestSpec.load(call.spec)
+        self.times = 0
+
+    def lease(self) -> Lease:
+        return Lease(self.spec, self.call.wait_timeout_seconds, self.call.capture_child_tasks)
+
+    def preempted(self, error: Preempted) -> None:
+        """Goes on with a new request, or raises when it has happened too often."""
+        self.times += 1
+        if self.times > self.call.max_preemptions:
+            raise error
+        logger.warning("%s; queued again (%d of %d)", error, self.times, self.call.max_preemptions)
+        self.spec = retry_of(self.spec)
+
+    async def result(self, lease: Lease, function: Any, args: Any, kwargs: Any) -> Any:
+        refs = function.options(**lease.task_options(0)).remote(*args, **kwargs)
+        if isinstance(refs, list):
+            return tuple(await self._guard(lease, refs, asyncio.gather(*(_value(ref) for ref in refs))))
+        if refs is None:  # num_returns=0
+            return None
+        return await self._guard(lease, [refs], _value(refs))
+
+    async def items(self, lease: Lease, function: Any, args: Any, kwargs: Any) -> AsyncIterator[Any]:
+        generator = function.options(**lease.task_options(0)).remote(*args, **kwargs)
+        while True:
+            try:
+                yield await self._guard(lease, [generator], _next_value(generator))
+            except StopAsyncIteration:
+                return
+
+    async def _guard(self, lease: Lease, refs: list[Any], work: Any) -> Any:
+        """Waits for the work or for the end of its lease, whichever comes first.
+
+        When the lease ends first, what is stuck is cancelled: Ray would let it wait for ever. What
+        Ray reports of a removed group is raised as what the broker says of the lease.
+        """
+        working = asyncio.ensure_future(work)
+        ending = asyncio.ensure_future(self._end_of(lease))
+        try:
+            await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                try:
+                    return working.result()
+                except _GROUP_IS_GONE as error:
+                    raise await self._confirmed(lease, ending, error) from error
+                except ray.exceptions.RayTaskError as error:
+                    raise _as_raised(error) from None
+            raise ending.result()
+        finally:
+            if not working.done():
+                for ref in refs:
+                    ray.cancel(ref, force=True)
+            for future in (working, ending):
+                future.cancel()
+            await asyncio.gather(working, ending, return_exceptions=True)
+
+    async def _end_of(self, lease: Lease) -> RaypoolError:
+        """The exception that tells how the lease ended, once it has ended without our doing."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        lease.on_end(lambda: loop.call_soon_threadsafe(ended.set))
+        await ended.wait()
+        ending = lease.ending
+        assert ending is not None
+        return ending
+
+    async def _confirmed(self, lease: Lease, ending: asyncio.Future[RaypoolError], error: Exception) -> Exception:
+        """What the broker says of a failure that looks like a removed group; the failure itself if the
+        lease is well: then the work really crashed."""
+        await asyncio.wait({ending}, timeout=CONFIRM_SECONDS if lease.preemption_notice else 1.0)
+        return ending.result() if ending.done() else error
+
+
+async def _value(ref: Any) -> Any:
+    return await ref
+
+
+async def _next_value(generator: Any) -> Any:
+    return await (await generator.__anext__())
+
+
+def _as_raised(error: ray.exceptions.RayTaskError) -> BaseException:
+    """The user's own exception where Ray has it, so that it is wrapped once and not twice."""
+    return error.cause if isinstance(error.cause, Exception) else error
+
+
+_dispatcher: Any = None
+
+
+def dispatcher_of_this_process() -> Any:
+    """The dispatcher actor of the calling process: made at the first call, ended with the process."""
+    global _dispatcher
+    if _dispatcher is None or _dispatcher[0] != _session():
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        find_broker()  # says in one sentence what is missing, before an actor fails to start
+        here = ray.get_runtime_context().get_node_id()
+        actor = (
+            ray.remote(Dispatcher)
+            .options(
+                num_cpus=0,
+                max_concurrency=15_000,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
+            )
+            .remote()
+        )
+        _dispatcher = (_session(), actor)
+    return _dispatcher[1]
+
+
+def _session() -> tuple[str, str]:
+    """A driver may leave a cluster and join another: its old dispatcher is of no use there."""
+    context = ray.get_runtime_context()
+    return context.gcs_address, context.get_job_id()

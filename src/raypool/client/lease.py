@@ -1,0 +1,373 @@
+"""A lease: a placement group that the broker granted, held for as long as a block runs.
+
+    with raypool.lease(ResourceSettings(gpu_count=2), component="team-ml", workers=4) as lease:
+        workers = [Worker.options(**lease.actor_options(i)).remote() for i in range(4)]
+
+The life of a lease: asked -> waiting -> held -> (notice -> grace) -> ended. Work in a placement group
+that Ray removes must not hang: Ray's own retries are switched off inside a lease, because Ray would
+retry into a group that is no more, for ever; and options made by a lease that has ended raise when
+they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import ray
+import ray.exceptions
+from ray.actor import ActorHandle
+from ray.util.placement_group import PlacementGroup, placement_group_table
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from raypool.client.broker import BrokerLine, find_broker, job_id
+from raypool.client.client import request_spec
+from raypool.client.waiting import acquire, acquire_async, end_of
+from raypool.client.watch import PreemptionNotice, Watch, follow
+from raypool.errors import LeaseEnded, Preempted, RaypoolError, Refused, RequestCancelled, SpecError
+from raypool.spec import RequestSpec, ResourceSettings
+from raypool.view import SMALLEST_CPU, RequestView
+
+__all__ = ["Lease", "PreemptionNotice", "lease"]
+
+
+def lease(
+    resources: ResourceSettings | Mapping[str, Any] | None = None,
+    *,
+    component: str | None = None,
+    component_type: str | None = None,
+    workers: int = 1,
+    bundles: Sequence[ResourceSettings | Mapping[str, Any]] | None = None,
+    preemptible: bool | None = None,
+    strategy: str = "PACK",
+    pool: str | None = None,
+    wait_timeout_seconds: float | None = None,
+    grace_seconds: float | None = None,
+    lifetime: str | None = None,
+    capture_child_tasks: bool = False,
+    description: str = "",
+) -> Lease:
+    """A lease, not asked for yet: enter it (`with`, `async with`), or call `acquire()`.
+
+    resources: what each of `workers` bundles holds; or `bundles`, a list of unlike ones.
+    component: who asks; else RAYPOOL_COMPONENT, else the job's metadata.
+    strategy: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD.
+    pool: pins it to one pool. wait_timeout_seconds: None waits for ever.
+    grace_seconds: shortens the pool's grace. lifetime: "detached" outlives the job, until released.
+    capture_child_tasks: children of the work in the lease run in its placement group too.
+
+    Raises SpecError for what is not valid. Entering raises RequestRejected, RequestCancelled,
+    WaitTimeout, BrokerUnavailable. Leaving gives it back; a block that failed because the lease was
+    preempted raises Preempted from the original error.
+    """
+    fields: dict[str, Any] = {
+        "component": component,
+        "component_type": component_type,
+        "pool": pool,
+        "preemptible": preemptible,
+        "strategy": strategy,
+        "grace_seconds": grace_seconds,
+        "lifetime": lifetime,
+        "description": description,
+    }
+    if bundles is not None:
+        if resources is not None or workers != 1:
+            raise SpecError("give either resources (with workers) or bundles, not both")
+        fields["bundles"] = tuple(resource_settings(bundle) for bundle in bundles)
+    else:
+        fields |= {"resources": resource_settings(resources or {}), "workers": workers}
+    spec = request_spec({name: value for name, value in fields.items() if value is not None})
+    return Lease(spec, wait_timeout_seconds, capture_child_tasks)
+
+
+def resource_settings(given: ResourceSettings | Mapping[str, Any]) -> ResourceSettings:
+    """ResourceSettings, also from plain data. Raises SpecError."""
+    if isinstance(given, ResourceSettings):
+        return given
+    loaded: ResourceSettings = ResourceSettings.load(dict(given))
+    return loaded
+
+
+class Lease:
+    """A granted placement group and its end. Made by `raypool.lease()`.
+
+    request_id, pool, nodes (a node id per bundle), placement_group: once it is held.
+    """
+
+    def __init__(
+        self, spec: RequestSpec, wait_timeout_seconds: float | None = None, capture_child_tasks: bool = False
+    ) -> None:
+        self.spec = spec
+        self.wait_timeout_seconds = wait_timeout_seconds
+        self.capture_child_tasks = capture_child_tasks
+        self._line: BrokerLine | None = None
+        self._watch: Watch | None = None
+        self._released = False
+
+    # --- getting and giving back --------------------------------------------------------------
+
+    def acquire(self) -> Lease:
+        """Asks and waits until granted; while it waits, says why. See `lease` for what it raises."""
+        self._begin()
+        assert self._line is not None
+        granted = acquire(self._line, self.spec, self._job(), self.wait_timeout_seconds)
+        return self._held(*granted)
+
+    async def acquire_async(self) -> Lease:
+        """`acquire` for code on an event loop."""
+        self._begin()
+        assert self._line is not None
+        granted = await acquire_async(self._line, self.spec, self._job(), self.wait_timeout_seconds)
+        return self._held(*granted)
+
+    def _begin(self) -> None:
+        if self._watch is not None:
+            raise LeaseEnded("a lease is taken once; make a new one with raypool.lease()", self.spec.id)
+        self._line = find_broker()
+
+    def _job(self) -> str | None:
+        return None if self.spec.lifetime == "detached" else job_id()
+
+    def _held(self, spec: RequestSpec, view: RequestView, version: int) -> Lease:
+        assert self._line is not None
+        self.spec = spec
+        self._watch = follow(Watch(self._line, view, version))
+        return self
+
+    def release(self) -> None:
+        """Gives it back: Ray removes its placement group and ends what still runs there. Once is enough."""
+        if self._closing():
+            assert self._line is not None
+            try:
+                self._line.call("release", self.request_id)
+            except Refused:
+                return  # a broker that does not know it has nothing to take back
+
+    async def release_async(self) -> None:
+        """`release` for code on an event loop."""
+        if self._closing():
+            assert self._line is not None
+            try:
+                await self._line.acall("release", self.request_id)
+            except Refused:
+                return
+
+    def _closing(self) -> bool:
+        """Whether there is something to give back, the first time it is asked."""
+        if self._watch is None or self._released:
+            return False
+        self._released = self._watch.closed = True
+        return not self._watch.over
+
+    def __enter__(self) -> Lease:
+        return self.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ended = self._ending() if _by_ray(error) else None
+        self.release()
+        if ended is not None:
+            raise ended from error
+
+    async def __aenter__(self) -> Lease:
+        return await self.acquire_async()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ended = await self._ending_async() if _by_ray(error) else None
+        await self.release_async()
+        if ended is not None:
+            raise ended from error
+
+    def _ending(self) -> RaypoolError | None:
+        """The exception for a block that failed in Ray, if that is because the lease was taken away."""
+        assert self._line is not None
+        try:
+            return _end_told_by(self._line.call("describe", self.request_id))
+        except Refused:
+            return self._unknown()
+
+    async def _ending_async(self) -> RaypoolError | None:
+        assert self._line is not None
+        try:
+            return _end_told_by(await self._line.acall("describe", self.request_id))
+        except Refused:
+            return self._unknown()
+
+    def taken_away(self) -> bool:
+        """Whether the broker says that it has ended. For when Ray reports that something in it died."""
+        return self._ending() is not None
+
+    def _unknown(self) -> RaypoolError:
+        return RequestCancelled(
+            f"request '{self.request_id}' was lost: the broker restarted and does not know it", self.request_id
+        )
+
+    # --- what is held -------------------------------------------------------------------------
+
+    @property
+    def request_id(self) -> str:
+        return self.spec.id
+
+    @property
+    def view(self) -> RequestView:
+        """The latest that the broker told of it. Raises LeaseEnded before it is held."""
+        if self._watch is None:
+            raise LeaseEnded("the lease is not held yet: enter it, or call acquire()", self.spec.id)
+        return self._watch.view
+
+    @property
+    def pool(self) -> str | None:
+        return self.view.pool
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The id of the node of each bundle, in bundle order."""
+        return tuple(self.view.nodes)
+
+    @property
+    def placement_group(self) -> PlacementGroup:
+        """Ray's own handle of the group. Raises LeaseEnded or Preempted once the lease has ended."""
+        self.require()
+        group_id = self.view.group_id
+        assert group_id is not None
+        return group_handle(group_id)
+
+    @property
+    def ended(self) -> bool:
+        """Given back, taken away, or unknown to the broker."""
+        return self._released or (self._watch is not None and self._watch.over)
+
+    @property
+    def ending(self) -> RaypoolError | None:
+        """How it ended without our doing; None while it is held or after it was given back."""
+        if self._watch is None or not self._watch.over:
+            return None
+        return self._unknown() if self._watch.gone else end_of(self._watch.view)
+
+    def on_end(self, callback: Callable[[], Any]) -> None:
+        """Calls back once, in a thread of the library's, when it has ended without our doing."""
+        self.view  # noqa: B018 - raises before it is held
+        assert self._watch is not None
+        self._watch.on_end(callback)
+
+    def require(self) -> None:
+        """Raises Preempted, RequestCancelled or LeaseEnded if the lease has ended."""
+        view = self.view
+        if view.status in ("preempted", "cancelled"):
+            raise end_of(view)
+        if self.ended:
+            raise LeaseEnded(
+                f"lease '{self.request_id}' has ended; work cannot be started in it any more", self.request_id
+            )
+
+    def describe(self) -> dict[str, Any]:
+        """The request as the broker sees it, and the placement group's table as Ray does."""
+        table = placement_group_table(self.placement_group)
+        return {"request": self.view.as_dict(), "placement_group": table}
+
+    # --- running work in it -------------------------------------------------------------------
+
+    def task_options(self, bundle: int = 0, **overrides: Any) -> dict[str, Any]:
+        """Options for a Ray task in that bundle: `f.options(**lease.task_options(i)).remote()`.
+
+        The task gets the whole bundle unless `overrides` (num_gpus, num_cpus, ...) say less.
+        """
+        return {**self._options(bundle), "max_retries": 0, **overrides}
+
+    def actor_options(self, bundle: int = 0, **overrides: Any) -> dict[str, Any]:
+        """Options for a Ray actor in that bundle: `A.options(**lease.actor_options(i)).remote()`."""
+        return {**self._options(bundle), "max_restarts": 0, "max_task_retries": 0, **overrides}
+
+    def _options(self, bundle: int) -> dict[str, Any]:
+        self.require()
+        return {
+            **resource_options(bundle_of(self.view, bundle)),
+            "scheduling_strategy": LeaseSchedulingStrategy(self, bundle),
+        }
+
+    def belongs_to(self, actor: ActorHandle) -> None:
+        """The broker takes the lease back when that actor is dead."""
+        assert self._line is not None
+        self._line.call("attach_actor", self.request_id, actor._actor_id.hex())
+
+    async def belongs_to_async(self, actor: ActorHandle) -> None:
+        """`belongs_to` for code on an event loop."""
+        assert self._line is not None
+        await self._line.acall("attach_actor", self.request_id, actor._actor_id.hex())
+
+    # --- preemption ---------------------------------------------------------------------------
+
+    @property
+    def preemption_notice(self) -> PreemptionNotice | None:
+        """None until the broker asks for it back."""
+        return self._watch.notice if self._watch is not None else None
+
+    def on_preemption(self, callback: Callable[[PreemptionNotice], Any]) -> None:
+        """Calls back once, in a thread of the library's, when the notice comes (at once if it has)."""
+        self.view  # noqa: B018 - raises before it is held
+        assert self._watch is not None
+        self._watch.on_preemption(callback)
+
+    def __repr__(self) -> str:
+        state = "ended" if self.ended else "held" if self._watch is not None else "not asked for"
+        return f"<raypool lease {self.request_id} of '{self.spec.component}', {state}>"
+
+
+class LeaseSchedulingStrategy(PlacementGroupSchedulingStrategy):  # type: ignore[misc]
+    """A placement-group strategy that raises, at `.remote()`, once its lease has ended: Ray itself would
+    let work in a removed group wait for ever."""
+
+    def __init__(self, lease: Lease, bundle: int) -> None:
+        self._lease = lease
+        super().__init__(lease.placement_group, bundle, lease.capture_child_tasks)
+
+    @property
+    def placement_group(self) -> PlacementGroup:
+        self._lease.require()
+        return self._group
+
+    @placement_group.setter
+    def placement_group(self, group: PlacementGroup) -> None:
+        self._group = group
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Elsewhere it is Ray's plain strategy: the lease lives in this process."""
+        index, capture = self.placement_group_bundle_index, self.placement_group_capture_child_tasks
+        return PlacementGroupSchedulingStrategy, (self._group, index, capture)
+
+
+def group_handle(group_id: str) -> PlacementGroup:
+    """Ray's handle of the placement group with that id (hex), from any job."""
+    return PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group_id)))
+
+
+def bundle_of(view: RequestView, bundle: int) -> Mapping[str, float]:
+    """Raises SpecError if there is no such bundle."""
+    if isinstance(bundle, bool) or not isinstance(bundle, int) or not 0 <= bundle < len(view.bundles):
+        raise SpecError(f"bundle: must be a whole number from 0 to {len(view.bundles) - 1}, got {bundle!r}")
+    return view.bundles[bundle]
+
+
+def resource_options(bundle: Mapping[str, float]) -> dict[str, Any]:
+    """Ray options that take a whole bundle. A bundle that holds nothing but the smallest CPU takes none."""
+    options: dict[str, Any] = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0)}
+    if options["num_cpus"] <= SMALLEST_CPU:
+        options["num_cpus"] = 0
+    if "memory" in bundle:
+        options["memory"] = bundle["memory"]
+    others = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU", "memory")}
+    return {**options, "resources": others} if others else options
+
+
+def _end_told_by(answer: dict[str, Any]) -> RaypoolError | None:
+    view = RequestView.from_dict(answer)
+    return end_of(view) if view.ended else None
+
+
+def _by_ray(error: BaseException | None) -> bool:
+    """Whether a block may have failed because its placement group was taken away."""
+    return isinstance(error, ray.exceptions.RayError) and not isinstance(error, Preempted)
