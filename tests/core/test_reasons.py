@@ -262,7 +262,7 @@ def preempted():
     return (
         story,
         "preempt",
-        "makes room in pool 'p' for 'h' of 'high', which lacks 2 gpu: priority 9 goes before 1; it borrowed 6 gpu",
+        "has to make room in pool 'p' for 'h' of 'high', which lacks 2 gpu: priority 9 goes before 1; it borrowed 6 gpu",
     )
 
 
@@ -273,7 +273,7 @@ def reclaimed():
     return (
         story,
         "reclaim",
-        "makes room in pool 'p' for 'b' of 'blue', which lacks 2 gpu: 'blue' takes back what is reserved for it; "
+        "has to make room in pool 'p' for 'b' of 'blue', which lacks 2 gpu: 'blue' takes back what is reserved for it; "
         "it borrowed 5 gpu",
     )
 
@@ -288,7 +288,7 @@ def backfilled():
     return (
         story,
         "backfilled",
-        "makes room in pool 'p' for 'h' of 'green', which lacks 1 gpu: it ran ahead of its turn, "
+        "has to make room in pool 'p' for 'h' of 'green', which lacks 1 gpu: it ran ahead of its turn, "
         "which has come for that one; it borrowed 3 gpu",
     )
 
