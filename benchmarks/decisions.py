@@ -1,6 +1,6 @@
 """What one decision costs when many merely wait: release-and-grant with 100 to 100,000 waiters.
 
-    python benchmarks/decisions.py            # a table; figures are processor time, so that other work on the machine matters less
+    python benchmarks/decisions.py     # figures are processor time: other work on the machine matters less
 
 Pure core, no Ray: `Broker.handle` of a release, with the grant that follows from it (both in one call),
 and of the submission that takes the place of the one that was granted. The waiters are of a few shapes
