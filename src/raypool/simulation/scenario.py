@@ -174,7 +174,10 @@ def read_scenarios(file: Path) -> Iterator[Scenario]:
     Raises SpecError, naming file, line and field, for what is not a scenario; OSError for a file that
     cannot be read.
     """
-    text = file.read_text(encoding="utf-8")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise SpecError(f"{file}: not readable as YAML: it is not UTF-8 text") from None
     try:
         documents = [node for node in yaml.compose_all(text, Loader=yaml.SafeLoader) if node is not None]
         values = [value for value in yaml.safe_load_all(text) if value is not None]
