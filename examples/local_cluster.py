@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 POOLS = Path(__file__).with_name("pools.yaml")
 
@@ -50,9 +51,19 @@ def local_cluster(nodes: int = 3, gpus_per_node: int = 4, cpus_per_node: int = 2
     if "ray" in sys.modules:
         raise RuntimeError("enter local_cluster() before Ray is imported: it reads its environment only then")
     directory = tempfile.mkdtemp(prefix="rp", dir="/tmp")  # short: the paths of Ray's sockets may have 107 bytes
+    try:
+        token = _set_environment(directory)
+        with _running(nodes, gpus_per_node, cpus_per_node) as cluster:
+            yield LocalCluster(cluster.address, f"http://{cluster.webui_url}", token)
+    finally:
+        _remove(directory)
+
+
+def _set_environment(directory: str) -> Path:
+    """For this process and all that it starts. Returns the file with the cluster's token."""
     token = Path(directory, "token")
+    token.touch(mode=0o600)
     token.write_text(secrets.token_hex(32))
-    token.chmod(0o600)
     os.environ.update(
         PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # so `-- python job.py` is this Python
         RAY_TMPDIR=directory,
@@ -62,35 +73,34 @@ def local_cluster(nodes: int = 3, gpus_per_node: int = 4, cpus_per_node: int = 2
         RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",  # silences a warning about a coming change
     )
     os.environ.pop("RAY_ADDRESS", None)
+    return token
+
+
+@contextlib.contextmanager
+def _running(nodes: int, gpus_per_node: int, cpus_per_node: int) -> Iterator[Any]:
     import ray
     from ray.cluster_utils import Cluster
 
     cluster = Cluster()
+    small = {"object_store_memory": 80 * 1024 * 1024}
     dashboard_port, agent_port = _free_ports(2)
-    object_store_memory = 80 * 1024 * 1024
     try:
-        head = cluster.add_node(
+        cluster.add_node(
             num_cpus=0,  # work goes to the nodes; drivers, the broker and the dashboard need none
-            object_store_memory=object_store_memory,
             include_dashboard=True,
             dashboard_port=dashboard_port,
             dashboard_agent_listen_port=agent_port,
             no_monitor=True,  # nothing to scale here
+            **small,
         )
         for _ in range(nodes):
-            cluster.add_node(
-                wait=False,
-                num_cpus=cpus_per_node,
-                num_gpus=gpus_per_node,
-                object_store_memory=object_store_memory,
-            )
+            cluster.add_node(wait=False, num_cpus=cpus_per_node, num_gpus=gpus_per_node, **small)
         cluster.wait_for_nodes()
-        yield LocalCluster(cluster.address, f"http://{head.webui_url}", token)
+        yield cluster
     finally:
         with _undisturbed():
             ray.shutdown()
             cluster.shutdown()
-            _remove(directory)
 
 
 def _remove(directory: str) -> None:
