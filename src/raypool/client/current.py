@@ -10,16 +10,22 @@ for step in range(steps):
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, get_current_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raypool.client.broker import find_broker
+from raypool.client.lease import bundle_of, group_handle, resource_options
 from raypool.client.watch import PreemptionNotice, Watch, follow
 from raypool.view import RequestView
+
+GROUP_VARIABLE = "RAYPOOL_PLACEMENT_GROUP"
+"""In the environment of a command that `raypool run` runs: the id of its placement group."""
 
 
 class CurrentLease:
@@ -55,6 +61,21 @@ class CurrentLease:
         """Calls back once, in a thread of the library's, when the notice comes (at once if it has)."""
         self._watch.on_preemption(callback)
 
+    def task_options(self, bundle: int = 0, **overrides: Any) -> dict[str, Any]:
+        """Options for a Ray task in that bundle of the lease: `f.options(**lease.task_options(i)).remote()`.
+
+        The task gets the whole bundle unless `overrides` (num_gpus, num_cpus, ...) say less.
+        """
+        return {**self._options(bundle), "max_retries": 0, **overrides}
+
+    def actor_options(self, bundle: int = 0, **overrides: Any) -> dict[str, Any]:
+        """Options for a Ray actor in that bundle of the lease."""
+        return {**self._options(bundle), "max_restarts": 0, "max_task_retries": 0, **overrides}
+
+    def _options(self, bundle: int) -> dict[str, Any]:
+        strategy = PlacementGroupSchedulingStrategy(self.placement_group, bundle)
+        return {**resource_options(bundle_of(self._watch.view, bundle)), "scheduling_strategy": strategy}
+
     def __repr__(self) -> str:
         return f"<inside raypool lease {self.request_id} of '{self.component}'>"
 
@@ -64,17 +85,14 @@ _finding = threading.Lock()
 
 
 def current_lease() -> CurrentLease | None:
-    """The lease whose placement group this task or actor runs in; None outside of any.
+    """The lease whose placement group this task, actor or command runs in; None outside of any.
 
     Raises BrokerUnavailable if the broker does not answer. The first call in a process asks the
     broker, later ones do not.
     """
-    if not ray.is_initialized():
+    group_id = _group_id()
+    if group_id is None:
         return None
-    group = get_current_placement_group()
-    if group is None:
-        return None
-    group_id = group.id.hex()
     with _finding:
         found = _known.get(group_id)
         if found is None:
@@ -84,5 +102,13 @@ def current_lease() -> CurrentLease | None:
                 return None
             _known.clear()  # a worker is in one group at a time; what it left is over for it
             watch = follow(Watch(line, RequestView.from_dict(answer), version=-1))
-            found = _known[group_id] = CurrentLease(watch, group)
+            found = _known[group_id] = CurrentLease(watch, group_handle(group_id))
     return found
+
+
+def _group_id() -> str | None:
+    """The placement group that this process works in: Ray's, or that of `raypool run`."""
+    if not ray.is_initialized():
+        return None
+    group = get_current_placement_group()
+    return group.id.hex() if group is not None else os.environ.get(GROUP_VARIABLE)

@@ -197,6 +197,10 @@ class Lease:
         except Refused:
             return self._unknown()
 
+    def taken_away(self) -> bool:
+        """Whether the broker says that it has ended. For when Ray reports that something in it died."""
+        return self._ending() is not None
+
     def _unknown(self) -> RaypoolError:
         return RequestCancelled(
             f"request '{self.request_id}' was lost: the broker restarted and does not know it", self.request_id
@@ -230,7 +234,7 @@ class Lease:
         self.require()
         group_id = self.view.group_id
         assert group_id is not None
-        return PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group_id)))
+        return group_handle(group_id)
 
     @property
     def ended(self) -> bool:
@@ -280,11 +284,10 @@ class Lease:
 
     def _options(self, bundle: int) -> dict[str, Any]:
         self.require()
-        bundles = self.view.bundles
-        if not 0 <= bundle < len(bundles):
-            raise SpecError(f"bundle: must be 0 to {len(bundles) - 1}, got {bundle}")
-        strategy = LeaseSchedulingStrategy(self, bundle)
-        return {**resource_options(bundles[bundle]), "scheduling_strategy": strategy}
+        return {
+            **resource_options(bundle_of(self.view, bundle)),
+            "scheduling_strategy": LeaseSchedulingStrategy(self, bundle),
+        }
 
     def belongs_to(self, actor: ActorHandle) -> None:
         """The broker takes the lease back when that actor is dead."""
@@ -335,6 +338,18 @@ class LeaseSchedulingStrategy(PlacementGroupSchedulingStrategy):  # type: ignore
         """Elsewhere it is Ray's plain strategy: the lease lives in this process."""
         index, capture = self.placement_group_bundle_index, self.placement_group_capture_child_tasks
         return PlacementGroupSchedulingStrategy, (self._group, index, capture)
+
+
+def group_handle(group_id: str) -> PlacementGroup:
+    """Ray's handle of the placement group with that id (hex), from any job."""
+    return PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group_id)))
+
+
+def bundle_of(view: RequestView, bundle: int) -> Mapping[str, float]:
+    """Raises SpecError if there is no such bundle."""
+    if isinstance(bundle, bool) or not isinstance(bundle, int) or not 0 <= bundle < len(view.bundles):
+        raise SpecError(f"bundle: must be a whole number from 0 to {len(view.bundles) - 1}, got {bundle!r}")
+    return view.bundles[bundle]
 
 
 def resource_options(bundle: Mapping[str, float]) -> dict[str, Any]:

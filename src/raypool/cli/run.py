@@ -1,0 +1,91 @@
+"""`raypool run`: a command inside a lease."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from raypool.cli.connection import address_option, connect
+
+
+@click.command(
+    "run",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    short_help="Run a command inside a lease.",
+)
+@click.option("--component", help="Who asks; else RAYPOOL_COMPONENT, else the job's metadata.")
+@click.option("--component-type", "-t", type=click.Choice(["team", "orchestrator", "step_operator"]))
+@click.option("--gpus", type=click.IntRange(min=0), help="GPUs of each worker.")
+@click.option("--cpus", type=float, help="CPUs of each worker; fractions allowed.")
+@click.option("--memory", help="Memory of each worker, like 16GiB.")
+@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="How many bundles.")
+@click.option(
+    "--strategy",
+    type=click.Choice(["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]),
+    default="PACK",
+    show_default=True,
+)
+@click.option("--pool", help="Take it from this pool only.")
+@click.option("--wait-timeout", type=float, help="Give up when not granted within this many seconds.")
+@click.option("--grace-seconds", type=float, help="Leave this soon after a notice; at most the pool's grace.")
+@click.option("--non-preemptible", is_flag=True, help="Never to be evicted; runs only inside the reserve.")
+@click.option(
+    "--uses-ray",
+    is_flag=True,
+    help="The command is a Ray driver that puts its own work into the lease; it gets no GPUs itself.",
+)
+@address_option()
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(
+    component: str | None,
+    component_type: str | None,
+    gpus: int | None,
+    cpus: float | None,
+    memory: str | None,
+    workers: int,
+    strategy: str,
+    pool: str | None,
+    wait_timeout: float | None,
+    grace_seconds: float | None,
+    non_preemptible: bool,
+    uses_ray: bool,
+    command: tuple[str, ...],
+) -> None:
+    """Takes a lease, runs COMMAND inside its first bundle with its GPUs visible, and gives it back.
+
+    Output and exit code are the command's. It gets SIGTERM when the lease is asked back, and is gone
+    at the deadline (exit code 137).
+
+      ray job submit -- raypool run --component team-ml --gpus 2 -- python train.py
+    """
+    from raypool.client.lease import lease
+    from raypool.client.runner import Output, run_command
+    from raypool.spec import ResourceSettings
+
+    settings = ResourceSettings(gpu_count=gpus, cpu_count=cpus, memory=memory, preemptible=not non_preemptible)
+    connect()
+    asked = lease(
+        settings,
+        component=component,
+        component_type=component_type,
+        workers=workers,
+        strategy=strategy,
+        pool=pool,
+        wait_timeout_seconds=wait_timeout,
+        grace_seconds=grace_seconds,
+        description=" ".join(command)[:200],
+    )
+    code = 0
+    with asked as held:
+        for piece in run_command(held, command, uses_ray=uses_ray):
+            if isinstance(piece, Output):
+                stream = sys.stdout if piece.stream == "stdout" else sys.stderr
+                stream.buffer.write(piece.data)
+                stream.flush()
+            else:
+                code = piece
+        notice = held.preemption_notice
+    if notice is not None:
+        click.echo(f"raypool: the command {notice.reason}", err=True)
+    sys.exit(code)

@@ -1,0 +1,215 @@
+"""Decorated tasks and actors on a real cluster: they wait, run in their group, and give it back."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+import raypool
+from raypool import ResourceSettings
+
+from .conftest import until
+
+pytestmark = pytest.mark.ray
+
+POOLS = {
+    "pools": [{"name": "shared", "capacity": {"gpu": 12}}],
+    "policies": [
+        {"pool": "shared", "component": "sandbox", "priority": 10},
+        {"pool": "shared", "component": "prod", "priority": 100, "reserved": {"gpu": 2}},
+    ],
+}
+
+
+@raypool.remote(component="sandbox", resources=ResourceSettings(gpu_count=2))
+def where(value: Any = None) -> dict[str, Any]:
+    lease = raypool.current_lease()
+    assert lease is not None
+    return {
+        "value": value,
+        "gpus": os.environ["CUDA_VISIBLE_DEVICES"],
+        "request": lease.request_id,
+        "node": ray.get_runtime_context().get_node_id(),
+    }
+
+
+def test_a_task_runs_in_its_own_group_with_its_gpus_and_gives_it_back(client: raypool.Client) -> None:
+    client.apply(POOLS)
+    found = ray.get(where.remote("x"), timeout=60)
+    view = client.request(found["request"])
+    assert found["value"] == "x"
+    assert len(found["gpus"].split(",")) == 2
+    assert view.nodes == [found["node"]]
+    assert (view.status, view.pool, view.component) == ("released", "shared", "sandbox")
+    until(lambda: client.pool("shared").used == {"gpu": 0}, "the capacity is back")
+
+
+def test_references_pass_through_and_user_errors_keep_their_type(client: raypool.Client) -> None:
+    client.apply(POOLS)
+
+    @raypool.remote(component="sandbox")
+    def add(left: int, right: int) -> int:
+        if right == 0:
+            raise KeyError("no zero")
+        return left + right
+
+    assert ray.get(add.remote(ray.put(40), right=ray.put(2)), timeout=60) == 42
+    with pytest.raises(KeyError):
+        ray.get(add.remote(1, 0), timeout=60)
+    with pytest.raises(TypeError):
+        add.remote(1)
+
+
+def test_it_goes_on_top_of_ray_remote_and_keeps_its_options(client: raypool.Client) -> None:
+    client.apply(POOLS)
+
+    @raypool.remote(component="sandbox")
+    @ray.remote(num_returns=2, runtime_env={"env_vars": {"COLOUR": "blue"}})
+    def two() -> tuple[str, str]:
+        return os.environ["COLOUR"], "second"
+
+    assert ray.get(two.remote(), timeout=90) == ["blue", "second"]
+
+
+def test_a_generator_streams(client: raypool.Client) -> None:
+    client.apply(POOLS)
+
+    @raypool.remote(component="sandbox")
+    def count(n: int) -> Any:
+        for i in range(n):  # noqa: UP028 - Ray sends values into generators, which range cannot take
+            yield i
+
+    assert [ray.get(ref, timeout=60) for ref in count.remote(3)] == [0, 1, 2]
+
+
+def test_children_of_a_captured_task_run_in_its_group(client: raypool.Client) -> None:
+    client.apply(POOLS)
+
+    @raypool.remote(component="sandbox", resources=ResourceSettings(gpu_count=1, cpu_count=2))
+    def parent() -> tuple[str, str]:
+        @ray.remote(num_cpus=0)
+        def child() -> str:
+            return str(ray.util.get_current_placement_group().id.hex())
+
+        return ray.util.get_current_placement_group().id.hex(), ray.get(child.remote())
+
+    mine, childs = ray.get(parent.options(capture_child_tasks=True).remote(), timeout=90)
+    assert mine == childs
+
+
+def test_an_evicted_task_with_rays_default_retries_runs_again_and_raises_nothing_of_rays(
+    client: raypool.Client, tmp_path: Path
+) -> None:
+    client.apply(POOLS)
+    marks = tmp_path / "marks"
+
+    @raypool.remote(component="sandbox", resources=ResourceSettings(gpu_count=4))
+    def work(release_file: str) -> int:
+        with open(marks, "a") as file:
+            file.write("ran\n")
+        while not os.path.exists(release_file):
+            time.sleep(0.02)
+        return len(marks.read_text().splitlines())
+
+    go = tmp_path / "go"
+    refs = [work.remote(str(go)) for _ in range(3)]
+    until(lambda: marks.exists() and len(marks.read_text().splitlines()) == 3, "all three run", 90)
+    with raypool.lease(ResourceSettings(gpu_count=4), component="prod") as lease:
+        evicted = client.requests(status="preempted")
+        assert [one.preempted_by for one in evicted] == [lease.request_id]
+        assert evicted[0].preemption_rule == "preempt"
+        again = until(lambda: client.requests(status="pending"), "the evicted task is queued again")
+        assert again[0].retry_of == evicted[0].id
+    until(lambda: len(marks.read_text().splitlines()) == 4, "it runs again", 90)
+    go.touch()
+    assert sorted(ray.get(refs, timeout=90)) == [4, 4, 4]
+
+
+def test_a_task_that_is_evicted_too_often_raises_preempted_with_who_took_it(
+    client: raypool.Client, tmp_path: Path
+) -> None:
+    client.apply(POOLS)
+
+    @raypool.remote(component="sandbox", resources=ResourceSettings(gpu_count=4), workers=3, max_preemptions=0)
+    def work() -> None:
+        time.sleep(300)
+
+    ref = work.remote()
+    until(lambda: client.requests(status="allocated"), "it runs")
+    taker = client.submit(component="prod", resources=ResourceSettings(gpu_count=2))
+    with pytest.raises(raypool.Preempted) as caught:
+        ray.get(ref, timeout=60)
+    assert (caught.value.by, caught.value.by_component, caught.value.pool) == (taker.id, "prod", "shared")
+    assert caught.value.rule == "reclaim"
+
+
+def test_what_cannot_run_is_refused_with_the_figures(client: raypool.Client) -> None:
+    client.apply(POOLS)
+    with pytest.raises(raypool.RequestRejected, match="asks for 13 gpu, pool 'shared' has 12"):
+        ray.get(where.options(resources=ResourceSettings(gpu_count=13)).remote(), timeout=60)
+    with pytest.raises(raypool.RequestRejected, match="no policy attaches team 'nobody' to any pool"):
+        ray.get(where.options(component="nobody").remote(), timeout=60)
+
+
+def test_a_task_that_waits_too_long_raises_and_leaves_the_queue(client: raypool.Client) -> None:
+    client.apply(POOLS)
+    with raypool.lease(ResourceSettings(gpu_count=4), component="sandbox", workers=3):
+        ref = where.options(wait_timeout_seconds=0.3).remote()
+        with pytest.raises(raypool.WaitTimeout, match=r"not granted within 0.3 s"):
+            ray.get(ref, timeout=60)
+        until(lambda: not client.requests(status="pending"), "it left the queue")
+
+
+def test_cancelling_the_reference_gives_back_what_it_held(client: raypool.Client) -> None:
+    client.apply(POOLS)
+
+    @raypool.remote(component="sandbox", resources=ResourceSettings(gpu_count=1))
+    def sleep() -> None:
+        time.sleep(300)
+
+    ref = sleep.remote()
+    until(lambda: client.requests(status="allocated"), "it runs")
+    ray.cancel(ref)
+    with pytest.raises(ray.exceptions.RayError):
+        ray.get(ref, timeout=60)
+    until(lambda: client.pool("shared").used == {"gpu": 0}, "the capacity is back")
+
+
+def test_an_actor_waits_for_its_grant_and_gives_it_back_when_it_ends(client: raypool.Client) -> None:
+    client.apply(POOLS)
+
+    @raypool.remote(component="prod", resources=ResourceSettings(gpu_count=1, preemptible=False))
+    class Server:
+        def __init__(self, greeting: str) -> None:
+            self.greeting = greeting
+
+        def hello(self) -> tuple[str, str]:
+            return self.greeting, os.environ["CUDA_VISIBLE_DEVICES"]
+
+    server = Server.remote("hi")
+    greeting, gpus = ray.get(server.hello.remote(), timeout=60)
+    assert greeting == "hi" and len(gpus.split(",")) == 1
+    assert client.pool("shared").used == {"gpu": 1}
+    del server
+    until(lambda: client.pool("shared").used == {"gpu": 0}, "the last handle is gone, so is its lease")
+
+
+def test_a_preempted_actor_dies_and_its_calls_raise(client: raypool.Client) -> None:
+    client.apply(POOLS)
+
+    @raypool.remote(component="sandbox", resources=ResourceSettings(gpu_count=4), workers=3)
+    class Sandbox:
+        def ping(self) -> str:
+            return "pong"
+
+    actor = Sandbox.remote()
+    assert ray.get(actor.ping.remote(), timeout=60) == "pong"
+    client.submit(component="prod", resources=ResourceSettings(gpu_count=1))
+    until(lambda: client.requests(status="preempted"), "it is evicted")
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(actor.ping.remote(), timeout=30)
