@@ -69,10 +69,10 @@ def test_the_docs_have_pools_scenarios_and_programs() -> None:
     assert CONFIGS and SCENARIOS and all_blocks("python"), "the tests of the docs look at nothing"
 
 
-@each(PAGES, "page")
-def test_examples_with_a_prompt_print_what_they_say(page: Path) -> None:
-    failed, _ = doctest.testfile(str(page), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
-    assert not failed
+@each(all_blocks("pycon"), "block")
+def test_examples_with_a_prompt_print_what_they_say(block: Block) -> None:
+    example = doctest.DocTestParser().get_doctest(block.text, {}, block.where, str(block.page), block.line - 1)
+    assert not doctest.DocTestRunner().run(example).failed
 
 
 @pytest.mark.parametrize("module", [raypool.spec, bundles, run, scenario], ids=lambda module: module.__name__)
