@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+import reprlib
 import uuid
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
@@ -65,10 +66,13 @@ def _as_tuple(value: Any) -> Any:
 
 def parse_memory(text: str) -> int:
     """Bytes of a size like "16GiB". Raises ValueError for anything else, and for 0."""
-    match = re.fullmatch(r"([0-9]{1,18})(KB|KiB|MB|MiB|GB|GiB|TB|TiB|PB|PiB)", text, re.ASCII)
-    size = int(match[1]) * MEMORY_UNITS[match[2]] if match else 0
-    if not 0 < size <= MAX_AMOUNT * 10**6:
+    match = re.fullmatch(r"0*([0-9]*)(KB|KiB|MB|MiB|GB|GiB|TB|TiB|PB|PiB)", text, re.ASCII)
+    if match is None or not match[1]:
         raise ValueError(f"must be a whole number > 0 and a unit, like '16GiB' ({' '.join(MEMORY_UNITS)})")
+    most = MAX_AMOUNT * 10**6
+    size = int(match[1]) * MEMORY_UNITS[match[2]] if len(match[1]) <= len(str(most)) else most + 1
+    if size > most:
+        raise ValueError(f"must be at most {most // MEMORY_UNITS['PB']}PB")
     return size
 
 
@@ -237,16 +241,38 @@ class BrokerConfig(Spec):
             raise ValueError(f"the policy of {owner[1]} '{owner[0]}' in pool '{pool}' is there twice")
         return self
 
+    def dump(self) -> dict[str, Any]:
+        """As every spec; and `unmanaged` where it was given, since it also takes back an "allow"."""
+        given = {"unmanaged": self.unmanaged} if "unmanaged" in self.model_fields_set else {}
+        return super().dump() | given
+
     @classmethod
     def from_yaml(cls, source: str | Path) -> BrokerConfig:
         """Reads a file (a Path) or YAML text (a str). Raises SpecError; OSError if there is no such file."""
-        text = source.read_text(encoding="utf-8") if isinstance(source, Path) else source
         try:
-            data = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+            text = source.read_text(encoding="utf-8") if isinstance(source, Path) else source
+            data = yaml.load(text, Loader=EachKeyOnce)
+        except NOT_YAML as error:
             raise SpecError(f"not readable as YAML: {' '.join(str(error).split())}") from None
         config: BrokerConfig = cls.load({} if data is None else data)
         return config
+
+
+class EachKeyOnce(yaml.SafeLoader):
+    """YAML as it is meant: a key that stands twice in one mapping would silently hide its first value."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        keys = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        for twice in _repeated((key.tag, key.value) for key in keys if isinstance(key, yaml.ScalarNode)):
+            mark = [key.start_mark for key in keys if key.value == twice[1]][-1]
+            raise yaml.composer.ComposerError(None, None, f"key {shorten(twice[1])} is there twice", mark)
+        return node
+
+
+NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
+"""What PyYAML raises for text that is none: a ValueError for the 32nd of a month, for a number of
+thousands of digits and for what is not UTF-8, a RecursionError for brackets nested without end."""
 
 
 def _repeated(items: Iterator[Any] | Any) -> Iterator[Any]:
@@ -348,8 +374,15 @@ class RequestSpec(Spec):
 # --- sentences for faults ---------------------------------------------------------------------
 
 
+MOST_PROBLEMS = 20
+"""So many faults are told one by one; a message must stay readable."""
+
+
 def _spec_error(model: type[BaseModel], error: ValidationError) -> SpecError:
-    problems = tuple(dict.fromkeys(_problem(model, fault) for fault in error.errors()))
+    faults = error.errors(include_url=False)
+    problems = tuple(dict.fromkeys(_problem(model, fault) for fault in faults[:MOST_PROBLEMS]))
+    if len(faults) > MOST_PROBLEMS:
+        problems += (f"and {len(faults) - MOST_PROBLEMS} more",)
     return SpecError(f"{model.__name__}: " + "; ".join(problems), problems)
 
 
@@ -363,6 +396,7 @@ _MUST = {
     "model_type": "must be a mapping",
     "tuple_type": "must be a list",
     "finite_number": "must be a finite number",
+    "invalid_key": "must be a string",
     "missing": "is required",
     "too_short": "must not be empty",
     "string_too_short": "must not be empty",
@@ -378,9 +412,9 @@ def _problem(model: type[BaseModel], fault: Mapping[str, Any]) -> str:
     if kind == "missing":
         return f"{path}: is required"
     must = {
-        "greater_than": f"must be > {context.get('gt')}",
-        "greater_than_equal": f"must be >= {context.get('ge')}",
-        "less_than_equal": f"must be <= {context.get('le')}",
+        "greater_than": f"must be > {_bound(context.get('gt'))}",
+        "greater_than_equal": f"must be >= {_bound(context.get('ge'))}",
+        "less_than_equal": f"must be <= {_bound(context.get('le'))}",
         "literal_error": f"must be {context.get('expected')}",
         "value_error": str(context.get("error", fault["msg"])),
         "string_too_long": f"must have at most {context.get('max_length')} characters",
@@ -400,8 +434,19 @@ def _path(where: tuple[int | str, ...]) -> str:
         if isinstance(step, int):
             path += f"[{step}]"
         elif step != "[key]":
-            path += f".{step}" if path else str(step)
+            path += f".{_shown(step)}" if path else _shown(step)
     return path
+
+
+def _shown(key: str, most: int = 40) -> str:
+    """A key as a message may show it: in one line, and not ten megabytes of it."""
+    text = key if len(key) <= most else key[: most - 1] + "…"
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def _bound(bound: Any) -> str:
+    """0 for 0.0: as one would write it."""
+    return str(int(bound)) if isinstance(bound, float) and bound.is_integer() else str(bound)
 
 
 def _allowed(model: type[BaseModel], where: tuple[int | str, ...]) -> str:
@@ -414,7 +459,7 @@ def _allowed(model: type[BaseModel], where: tuple[int | str, ...]) -> str:
                 return ""
             holder = inner
     fields = list(holder.model_fields)
-    close = difflib.get_close_matches(str(where[-1]), fields, n=1)
+    close = difflib.get_close_matches(str(where[-1])[:100], fields, n=1)
     hint = f"; did you mean '{close[0]}'?" if close else ""
     return f" (allowed: {', '.join(fields)}){hint}"
 
@@ -432,5 +477,28 @@ def _model_inside(annotation: Any) -> type[BaseModel] | None:
 
 def shorten(value: Any, most: int = 60) -> str:
     """`repr`, cut: a fault must not print ten megabytes."""
-    text = repr(value[:200] if isinstance(value, str | bytes | list | tuple) else value)
+    text = _SHORT.repr(value)
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+class _Short(reprlib.Repr):
+    """Looks at no more of a value than can be shown, however large or deep it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother = 4, 200, 200
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = 20
+
+    def repr_str(self, value: str, level: int) -> str:
+        return repr(value[: self.maxstring])
+
+    def repr_bytes(self, value: bytes, level: int) -> str:
+        return repr(value[: self.maxstring])
+
+    def repr_int(self, value: int, level: int) -> str:
+        if value.bit_length() > 4096:  # Python itself refuses to print more than some thousand digits
+            return f"a number of {value.bit_length()} bits"
+        return repr(value)
+
+
+_SHORT = _Short()

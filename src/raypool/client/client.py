@@ -38,7 +38,7 @@ def start(config: Config = None, *, address: str | None = None) -> Client:
     Raises SpecError for a config that is not valid, Refused for one that the broker cannot apply.
     """
     loaded = _load(config)
-    _connect(address)
+    join(address)
     line = BrokerLine(_broker_actor())
     line.call("hello")
     client = Client(line)
@@ -52,7 +52,7 @@ def stop(*, address: str | None = None) -> None:
 
     Raises BrokerUnavailable if none runs.
     """
-    _connect(address)
+    join(address)
     line = find_broker()
     line.call("end_all", "the broker was stopped", timeout_seconds=120.0)
     ray.kill(line.actor, no_restart=True)
@@ -67,7 +67,7 @@ def stop(*, address: str | None = None) -> None:
 
 def connect(address: str | None = None) -> Client:
     """A client of the cluster's broker, from any driver, task or actor. Raises BrokerUnavailable."""
-    _connect(address)
+    join(address)
     return Client(find_broker())
 
 
@@ -82,16 +82,25 @@ def _load(config: Config) -> BrokerConfig:
     return loaded
 
 
-def _connect(address: str | None) -> None:
+def _wire(config: BrokerConfig) -> dict[str, Any]:
+    """Plain data. `unmanaged: reject` is said even though it is the default: it may have been "allow"."""
+    data = config.dump()
+    return data | {"unmanaged": config.unmanaged} if "unmanaged" in config.model_fields_set else data
+
+
+def join(address: str | None = None, *, log_to_driver: bool = True) -> None:
     """Joins a running cluster, unless this process is connected. Never starts one: a broker on a
-    cluster of one's own would only look as if it worked."""
+    cluster of one's own would only look as if it worked.
+
+    log_to_driver: whether what remote workers print appears here, too. Raises BrokerUnavailable.
+    """
     if ray.is_initialized():
         return
     from raypool.errors import BrokerUnavailable
 
     where = address or os.environ.get("RAY_ADDRESS") or "auto"
     try:
-        ray.init(address=where, namespace=NAMESPACE, log_to_driver=True, configure_logging=False)
+        ray.init(address=where, namespace=NAMESPACE, log_to_driver=log_to_driver, configure_logging=False)
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise BrokerUnavailable(
@@ -223,7 +232,12 @@ class Client:
 
         Raises SpecError, or Refused with every fault in `faults`.
         """
-        warnings: list[str] = self._line.call("apply", _load(config).dump())
+        warnings: list[str] = self._line.call("apply", _wire(_load(config)))
+        return warnings
+
+    def check(self, config: Config) -> list[str]:
+        """What `apply` would return or raise now; changes nothing."""
+        warnings: list[str] = self._line.call("check", _wire(_load(config)))
         return warnings
 
     def detach_policy(self, pool: str, component: str, component_type: str = "team") -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from raypool.core import events as ev
 from raypool.core.bundles import Bundle, bundles_of
-from raypool.core.config import faults_of, merged
+from raypool.core.config import Policies, faults_of, merged
 from raypool.core.cycle import Cycle
 from raypool.core.instructions import (
     ChangeStatus,
@@ -169,6 +169,8 @@ class Broker:
                 self._cycle.touch(pool)
             elif not isinstance(aside, Infeasible) or pool.spec.infeasible == "wait":
                 request.held_out[pool.name] = aside
+                if isinstance(aside, PlacementBackOff):
+                    self._push_deadline(aside.until, request, "back-off")
         if not request.queued and not request.held_out:
             self._end(request, Status.REJECTED, self._rejection(request))
 
@@ -418,7 +420,9 @@ class Broker:
         """The allocation that Ray speaks of; None if that grant is over and confirmed, or unknown."""
         request = self.requests.get(request_id)
         allocation = request.allocation if request else None
-        return allocation if allocation is not None and allocation.attempt == attempt else None
+        if allocation is None or allocation.attempt != attempt or allocation.gone:
+            return None
+        return allocation
 
     def _placement_waits(self, event: ev.PlacementWaits) -> None:
         allocation = self._of_grant(event.request, event.attempt)
@@ -451,7 +455,6 @@ class Broker:
             tries = request.placement_failures
             until = self.now + min(BACK_OFF_SECONDS * 2 ** (tries - 1), BACK_OFF_MOST_SECONDS)
             request.back_offs[pool.name] = PlacementBackOff(pool.name, event.why, tries, until)
-            self._push_deadline(until, request, "back-off")
             self._stand_in_line(request)
 
     def _placement_removed(self, event: ev.PlacementRemoved) -> None:
@@ -516,7 +519,7 @@ class Broker:
             return False
         if kind == "grace":
             return request.status is Status.PREEMPTING and request.deadline == when
-        return request.waiting and any(one.until == when for one in request.back_offs.values())
+        return any(isinstance(one, PlacementBackOff) and one.until == when for one in request.held_out.values())
 
     def _time_passed(self, event: ev.TimePassed) -> None:
         """Handles what is due, one by one, by due time and number, with a cycle after each."""
@@ -533,12 +536,8 @@ class Broker:
 
     def _config_applied(self, event: ev.ConfigApplied) -> None:
         change = event.config
-        specs = {name: pool.spec for name, pool in self.pools.items()}
-        policies = {name: pool.policies for name, pool in self.pools.items()}
-        new_specs, new_policies = merged(specs, policies, change)
-        faults = faults_of(change, new_specs, new_policies, self._keys_in_use())
-        if faults:
-            raise Refused("nothing was changed: " + "; ".join(faults), tuple(faults))
+        specs, policies = self._specs()
+        new_specs, new_policies = self.after(change)
         if "unmanaged" in change.model_fields_set:
             self.unmanaged = change.unmanaged
         changed = [
@@ -547,6 +546,18 @@ class Broker:
             if specs.get(name) != new_specs[name] or policies.get(name) != new_policies[name]
         ]
         self._rebuild({name: (new_specs[name], new_policies[name]) for name in changed})
+
+    def after(self, change: BrokerConfig) -> tuple[dict[str, PoolSpec], Policies]:
+        """Pools and policies as `change` would leave them. Changes nothing; raises Refused with every fault."""
+        new_specs, new_policies = merged(*self._specs(), change)
+        faults = faults_of(change, new_specs, new_policies, self._keys_in_use())
+        if faults:
+            raise Refused("nothing was changed: " + "; ".join(faults), tuple(faults))
+        return new_specs, new_policies
+
+    def _specs(self) -> tuple[dict[str, PoolSpec], Policies]:
+        specs = {name: pool.spec for name, pool in self.pools.items()}
+        return specs, {name: pool.policies for name, pool in self.pools.items()}
 
     def _keys_in_use(self) -> dict[str, set[str]]:
         return {

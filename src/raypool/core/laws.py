@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from raypool.core.pool import Pool
+from raypool.core.reasons import PlacementBackOff
 
 if TYPE_CHECKING:
     from raypool.core.broker import Broker
@@ -84,6 +85,9 @@ def _lines_are_right(broker: Broker) -> None:
             assert request.queued or request.held_out, f"{request} waits nowhere"
         else:
             assert not request.queued and not request.held_out and request.mark is None, request
+        for reason in request.held_out.values():
+            until = reason.until if isinstance(reason, PlacementBackOff) else broker.now
+            assert until <= broker.now or broker.next_deadline, f"{request} stands aside, and nothing calls it back"
         for pool in request.queued.values():
             assert broker.pools[pool.name] is pool, f"{request} stands in a pool that is no more"
             assert pool.name not in request.held_out

@@ -8,6 +8,7 @@ way, and `Misfit.certain` says whether that is a proof.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -35,7 +36,8 @@ class Misfit:
     """Why bundles find no room: bundle `index` (None: all of them together) lacks `resource`.
 
     `asked` and `largest` are amounts of that resource: what has to be on one node, and the most that
-    one node has. `certain` is False where a cleverer packing might still succeed.
+    one node has. `beside`: alone it would find a node. `certain` is False where a cleverer packing
+    might still succeed.
     """
 
     index: int | None
@@ -45,17 +47,20 @@ class Misfit:
     largest: float
     nodes: int
     certain: bool = True
+    beside: bool = False
 
     @property
     def as_need(self) -> str:
         """ "needs 8 GPU on one node, the largest has 4"."""
         if not self.nodes:
             return f"needs {describe_bundle(self.bundle)}, no node has the pool's labels"
-        if self.index is not None and self.asked <= self.largest + _SLACK:
+        if self.beside:
             return (
                 f"bundle {self.index} ({describe_bundle(self.bundle)}) finds no node beside the others "
                 f"on {self.nodes} {_plural('node', self.nodes)}"
             )
+        if self._enough_of_each:
+            return f"needs {describe_bundle(self.bundle)} on one node, no node has all of it"
         asked = describe_amount(self.resource, self.asked)
         largest = describe_amount(self.resource, self.largest)
         return f"needs {asked} on one node, the largest has {largest.split(' ', 1)[0]}"
@@ -66,8 +71,17 @@ class Misfit:
         which = "the bundles together" if self.index is None else f"bundle {self.index}"
         if not self.nodes:
             return f"{which} ({describe_bundle(self.bundle)}) found no node with the pool's labels"
+        found = f"{which} ({describe_bundle(self.bundle)}) found no node"
+        if self._enough_of_each:
+            return f"{found} {'beside the others' if self.beside else 'with all of it free'}"
         block = describe_amount(self.resource, max(self.largest, 0.0))
-        return f"{which} ({describe_bundle(self.bundle)}) found no node; the largest free block is {block}"
+        beside = " beside the others" if self.beside else ""
+        return f"{found}{beside}; the largest free block is {block}"
+
+    @property
+    def _enough_of_each(self) -> bool:
+        """Of each resource some node has enough, but not one node of all; or the others want that node."""
+        return self.asked <= self.largest + _SLACK
 
 
 def find_nodes(bundles: Sequence[Bundle], strategy: str, rooms: Rooms) -> tuple[str, ...] | Misfit:
@@ -102,22 +116,57 @@ def _node_for_one(index: int | None, bundle: Bundle, rooms: Rooms) -> str | Misf
 
 
 def _a_node_each(bundles: Sequence[Bundle], rooms: Rooms) -> tuple[str, ...] | Misfit:
-    """A node for each bundle, by augmenting paths: exact also for unlike bundles."""
+    """A node for each bundle: exact, also for unlike ones."""
+    if _all_equal(bundles):
+        fitting = [node for node, room in rooms.items() if _fits(bundles[0], room)]
+        if len(fitting) < len(bundles):
+            return _misfit(len(fitting), bundles[0], rooms, beside=True)
+        return tuple(fitting[: len(bundles)])
+    node_of: dict[int, str] = {}
     holder: dict[str, int] = {}
-
-    def give_a_node(index: int, tried: set[str]) -> bool:
-        for node, room in rooms.items():
-            if node not in tried and _fits(bundles[index], room):
-                tried.add(node)
-                if node not in holder or give_a_node(holder[node], tried):
-                    holder[node] = index
-                    return True
-        return False
-
     for index, bundle in enumerate(bundles):
-        if index >= len(rooms) or not give_a_node(index, set()):
-            return _misfit(index, bundle, rooms)
-    return tuple(sorted(holder, key=lambda node: holder[node]))
+        if not _give_a_node(index, bundles, rooms, node_of, holder):
+            return _misfit(index, bundle, rooms, beside=True)
+    return tuple(node_of[index] for index in range(len(bundles)))
+
+
+def _give_a_node(
+    index: int, bundles: Sequence[Bundle], rooms: Rooms, node_of: dict[int, str], holder: dict[str, int]
+) -> bool:
+    """One augmenting path, breadth first: the bundle takes a node, whose holder takes another, and so on.
+
+    Each kind of bundle is looked at once: those that are alike can go to the same nodes.
+    """
+    wanted_by: dict[str, int] = {}
+    movers = deque([index])
+    asked: list[Bundle] = []
+    while movers:
+        mover = movers.popleft()
+        if bundles[mover] in asked:
+            continue
+        asked.append(bundles[mover])
+        for node, room in rooms.items():
+            if node in wanted_by or not _fits(bundles[mover], room):
+                continue
+            wanted_by[node] = mover
+            if node not in holder:
+                _move_along(node, index, wanted_by, node_of, holder)
+                return True
+            movers.append(holder[node])
+    return False
+
+
+def _move_along(
+    free: str, index: int, wanted_by: Mapping[str, int], node_of: dict[int, str], holder: dict[str, int]
+) -> None:
+    node = free
+    while True:
+        mover = wanted_by[node]
+        left = node_of.get(mover, "")
+        node_of[mover], holder[node] = node, mover
+        if mover == index:
+            return
+        node = left
 
 
 def _first_fit(bundles: Sequence[Bundle], rooms: Rooms) -> tuple[str, ...] | Misfit:
@@ -133,15 +182,18 @@ def _first_fit(bundles: Sequence[Bundle], rooms: Rooms) -> tuple[str, ...] | Mis
                 chosen[index] = node
                 break
         else:
-            equal = all(other == bundle for other in bundles)
-            return _misfit(index, bundle, free, certain=equal)
+            return _misfit(index, bundle, free, certain=_all_equal(bundles), beside=True)
     return tuple(chosen)
 
 
-def _misfit(index: int | None, bundle: Bundle, rooms: Rooms, certain: bool = True) -> Misfit:
+def _misfit(index: int | None, bundle: Bundle, rooms: Rooms, certain: bool = True, beside: bool = False) -> Misfit:
     resource = _scarcest(bundle, rooms)
     largest = max((room.get(resource, 0.0) for room in rooms.values()), default=0.0)
-    return Misfit(index, bundle, resource, bundle[resource], largest, len(rooms), certain)
+    return Misfit(index, bundle, resource, bundle[resource], largest, len(rooms), certain, beside)
+
+
+def _all_equal(bundles: Sequence[Bundle]) -> bool:
+    return all(bundle == bundles[0] for bundle in bundles)
 
 
 def _fits(bundle: Bundle, room: Mapping[str, float]) -> bool:

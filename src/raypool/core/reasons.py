@@ -156,8 +156,9 @@ class BeingPlaced(Reason):
 
     @property
     def sentence(self) -> str:
+        where = f" in pool '{self.pool}'" if self.pool else ""  # a component without a policy has no pool
         looking = f": {self.search}" if self.search else ""
-        return f"being placed in pool '{self.pool}'{looking}"
+        return f"being placed{where}{looking}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,7 @@ class Request:
     def current(self) -> Allocation | None:
         """The grant that it holds now: charged and not given up."""
         allocation = self.allocation
-        if allocation is None or (allocation.leaving and self.status is Status.PENDING):
+        if allocation is None or allocation.gone or (allocation.leaving and self.status is Status.PENDING):
             return None
         return allocation if self.status is Status.PENDING or (self.status and self.status.running) else None
 

@@ -23,9 +23,11 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from raypool.errors import SpecError
 from raypool.spec import (
+    NOT_YAML,
     Amount,
     Bundles,
     ComponentType,
+    EachKeyOnce,
     Name,
     PolicySpec,
     PoolSpec,
@@ -174,11 +176,11 @@ def read_scenarios(file: Path) -> Iterator[Scenario]:
     Raises SpecError, naming file, line and field, for what is not a scenario; OSError for a file that
     cannot be read.
     """
-    text = file.read_text(encoding="utf-8")
     try:
-        documents = [node for node in yaml.compose_all(text, Loader=yaml.SafeLoader) if node is not None]
-        values = [value for value in yaml.safe_load_all(text) if value is not None]
-    except yaml.YAMLError as error:
+        text = file.read_text(encoding="utf-8")
+        documents = [node for node in yaml.compose_all(text, Loader=EachKeyOnce) if node is not None]
+        values = [value for value in yaml.load_all(text, Loader=EachKeyOnce) if value is not None]
+    except NOT_YAML as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None else ""
         raise SpecError(f"{file}{line}: not readable as YAML: {getattr(error, 'problem', error)}") from None

@@ -1,0 +1,6 @@
+"""Generated examples are the same in every run and have no deadline: no test needs luck."""
+
+from hypothesis import settings
+
+settings.register_profile("raypool", deadline=None, derandomize=True)
+settings.load_profile("raypool")

@@ -1,0 +1,201 @@
+"""A seeded walk: Ray answers late, twice, or not at all, and the laws hold after every event."""
+
+import random
+
+import pytest
+
+from raypool.core import events as ev
+from raypool.core.broker import Broker
+from raypool.core.instructions import ChangeStatus, CreatePlacementGroup, RemovePlacementGroup, WarnHolder
+from raypool.core.nodes import Node
+from raypool.core.status import Status
+from raypool.errors import Refused
+from raypool.spec import BrokerConfig, RequestSpec
+from raypool.view import view_broker, view_requests
+
+POOLS = ("p", "q")
+TEAMS = ("red", "blue", "green")
+STEPS = 400
+
+
+class LateRay:
+    """Ray, with whatever delay the walk likes: it knows which groups are on their way and which exist."""
+
+    def __init__(self):
+        self.creating = {}
+        self.there = {}
+        self.doomed = {}
+        self.past = [("nobody", 1)]
+
+    def carry_out(self, instructions):
+        for one in instructions:
+            if isinstance(one, CreatePlacementGroup):
+                self.creating[one.spec.id, one.attempt] = None
+            elif isinstance(one, RemovePlacementGroup):
+                assert (one.request, one.attempt) not in self.doomed, f"{one} was asked for twice"
+                self.doomed[one.request, one.attempt] = None
+
+    def answer(self, draw):
+        """One true event, or one that is late or repeated; None if there is nothing to say."""
+        kind = draw.choice(["ready", "ready", "failed", "removed", "removed", "waits", "late"])
+        if kind == "late":
+            grant = draw.choice(self.past)
+            return draw.choice(
+                [ev.PlacementReady(*grant), ev.PlacementFailed(*grant, "late"), ev.PlacementRemoved(*grant)]
+            )
+        groups = {"removed": self.doomed}.get(kind, self.creating)
+        if not groups:
+            return None
+        grant = draw.choice(list(groups))
+        if kind == "waits":
+            return ev.PlacementWaits(*grant, "looks for nodes")
+        if kind == "ready":
+            del self.creating[grant]
+            self.there[grant] = None
+            return ev.PlacementReady(*grant, "group", ("n1",))
+        self.creating.pop(grant, None)
+        self.there.pop(grant, None)
+        self.doomed.pop(grant, None)
+        self.past.append(grant)
+        return ev.PlacementRemoved(*grant) if kind == "removed" else ev.PlacementFailed(*grant, "no nodes")
+
+
+class Walk:
+    def __init__(self, seed):
+        self.draw = random.Random(seed)
+        self.broker = Broker(ended_kept=20)
+        self.ray = LateRay()
+        self.now = 0.0
+        self.count = 0
+        self.ended = {}
+
+    def feed(self, event):
+        try:
+            done = self.broker.handle(event, self.now)
+        except Refused:
+            assert isinstance(
+                event, ev.ConfigApplied | ev.PolicyDetached | ev.PoolDeleted | ev.Forgotten | ev.Released
+            )
+            done = []
+        self.broker.check()
+        self.ray.carry_out(done)
+        for one in done:
+            self.look_at(one)
+        assert self.charged() <= set(self.ray.creating) | set(self.ray.there) | set(self.ray.doomed)
+
+    def look_at(self, instruction):
+        if isinstance(instruction, ChangeStatus):
+            assert instruction.request not in self.ended, f"{instruction} after it had ended"
+            if instruction.to.terminal:
+                self.ended[instruction.request] = None
+        if isinstance(instruction, WarnHolder):
+            assert self.broker.requests[instruction.request].allocation.placed
+            assert self.now < instruction.deadline <= self.now + 10
+
+    def charged(self):
+        return {
+            (one.request.id, one.attempt) for pool in self.broker.pools.values() for one in pool.ledger.allocations()
+        }
+
+    # --- the steps ----------------------------------------------------------------------------
+
+    def step(self):
+        self.now += self.draw.choice([0, 0, 0.3, 1.0])
+        often = [self.submit] * 4 + [self.end] * 3 + [self.answer] * 9
+        act = self.draw.choice([*often, self.time, self.nodes, self.apply])
+        act()
+
+    def submit(self):
+        self.count += 1
+        preemptible = self.draw.random() < 0.7
+        spec = RequestSpec.load(
+            {
+                "id": f"r{self.count}",
+                "component": self.draw.choice([*TEAMS, "stranger"]),
+                "resources": {"gpu_count": self.draw.choice([1, 1, 2, 4, 6]), "preemptible": preemptible},
+                "workers": self.draw.choice([1, 1, 2]),
+                "pool": self.draw.choice([None, None, None, "p"]),
+                "grace_seconds": self.draw.choice([None, None, 0, 2]),
+                "strategy": self.draw.choice(["PACK", "STRICT_SPREAD"]),
+            }
+        )
+        self.feed(ev.Submitted(spec))
+
+    def end(self):
+        ids = [one.id for one in self.broker.requests.values()]
+        if ids:
+            kind = self.draw.choice([ev.Released, ev.Cancelled, ev.Forgotten])
+            self.feed(kind(self.draw.choice(ids)))
+
+    def answer(self):
+        event = self.ray.answer(self.draw)
+        if event is not None:
+            self.feed(event)
+
+    def time(self):
+        due = self.broker.next_deadline
+        if due is not None:
+            self.now = max(self.now, due)
+        self.feed(ev.TimePassed())
+
+    def nodes(self):
+        counts = self.draw.choice([(8, 8), (8,), (4, 4), (2,)])
+        self.feed(ev.NodesChanged(tuple(Node(f"n{i}", {"GPU": float(n)}) for i, n in enumerate(counts))))
+
+    def apply(self):
+        self.feed(ev.ConfigApplied(self.config(self.draw.choice([8, 12, 16]))))
+
+    def config(self, most=12):
+        pools, policies = [], []
+        for name in POOLS:
+            pools.append(
+                {
+                    "name": name,
+                    "capacity": {"gpu": most},
+                    "queueing": self.draw.choice(["strict", "backfill"]),
+                    "grace_seconds": self.draw.choice([0, 5]),
+                    "infeasible": self.draw.choice(["wait", "wait", "reject"]),
+                }
+            )
+            for team in TEAMS:
+                reserved = {"gpu": self.draw.choice([0, 1, 2])}
+                limit = {"gpu": self.draw.choice([6, 8])}
+                priority = self.draw.choice([1, 1, 5])
+                policies.append(
+                    {"pool": name, "component": team, "priority": priority, "reserved": reserved, "limit": limit}
+                )
+        unmanaged = self.draw.choice(["allow", "reject"])
+        return BrokerConfig.load({"pools": pools, "policies": policies, "unmanaged": unmanaged})
+
+    def let_everything_end(self):
+        for request in list(self.broker.requests.values()):
+            if not request.status.terminal:
+                self.feed(ev.Cancelled(request.id))
+        for grant in list(self.ray.doomed):
+            self.feed(ev.PlacementRemoved(*grant))
+            self.ray.doomed.pop(grant)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_ray_answers_the_laws_hold_and_in_the_end_all_is_free(seed):
+    walk = Walk(seed)
+    walk.feed(ev.ConfigApplied(walk.config()))
+    for step in range(STEPS):
+        walk.step()
+        if step % 50 == 0:
+            view_broker(walk.broker)
+            for view in view_requests(walk.broker, walk.broker.requests.values()):
+                assert (view.reason is None) == (view.status == "allocated"), view
+    walk.let_everything_end()
+    assert walk.count > 30
+    assert {one.status for one in walk.broker.requests.values()} <= {one for one in Status if one.terminal}
+    for pool in walk.broker.pools.values():
+        assert pool.ledger.free == pool.ledger.capacity
+        assert not any(pool.ledger.leaving)
+        assert len(pool.queue) == 0
+        assert not pool.marked
+        for account in pool.ledger.accounts.values():
+            assert not any(account.used) and not any(account.staying) and not any(account.firm)
+            assert account.opportunists == 0
+    assert walk.broker.next_deadline is None
+    assert walk.broker._unpooled == {}
