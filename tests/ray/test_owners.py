@@ -176,7 +176,7 @@ def test_raypool_run_passes_output_exit_code_and_gpus_through(
     client.apply(POOLS)
     script = tmp_path / "train.py"
     script.write_text("import os, sys; print('gpus', os.environ['CUDA_VISIBLE_DEVICES']); sys.exit(7)")
-    raypool_run = [sys.executable, "-m", "raypool.cli.main", "run", "--component", "red", "--gpus", "2"]
+    raypool_run = [sys.executable, "-m", "raypool", "run", "--component", "red", "--gpus", "2"]
     ran = subprocess.run(
         [*raypool_run, "--", sys.executable, str(script)],
         env={**os.environ, "PYTHONPATH": str(SRC), "RAY_ADDRESS": cluster.address},

@@ -25,6 +25,7 @@ _MODULE_OF = {
     "apply": "broker",
     "pool": "pool",
     "request": "request",
+    "run": "run",
     "simulate": "simulate",
 }
 """Where each command lives: a module of this package, and in it a command of that name."""
