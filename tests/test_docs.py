@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import importlib.util
 import re
 import shlex
 import subprocess
@@ -16,6 +15,7 @@ import pytest
 import yaml
 
 import raypool
+from raypool.cli.main import main as raypool_main
 from raypool.core import bundles
 from raypool.core.reasons import Reason
 from raypool.simulation import run, scenario
@@ -44,7 +44,9 @@ def documents(block: Block) -> list[dict[str, Any]]:
 YAML = all_blocks("yaml")
 SCENARIOS = [block for block in YAML if any("timeline" in one for one in documents(block))]
 CONFIGS = [
-    block for block in YAML if block not in SCENARIOS and any({"pools", "policies"} & {*one} for one in documents(block))
+    block
+    for block in YAML
+    if block not in SCENARIOS and any("pools" in one or "policies" in one for one in documents(block))
 ]
 
 
@@ -82,15 +84,6 @@ def test_examples_in_docstrings_print_what_they_say(module: Any) -> None:
 
 # --- commands ---------------------------------------------------------------------------------
 
-HAS_CLI = importlib.util.find_spec("raypool.cli") is not None and importlib.util.find_spec("raypool.cli.main")
-needs_cli = pytest.mark.skipif(not HAS_CLI, reason="the command line is not here")
-
-
-def raypool_command() -> click.Group:
-    from raypool.cli.main import main
-
-    return main
-
 
 def written_commands() -> list[tuple[str, str]]:
     """Every `raypool ...` of a console block, with its place; also the one behind `ray job submit --`."""
@@ -103,7 +96,6 @@ def written_commands() -> list[tuple[str, str]]:
     return found
 
 
-@needs_cli
 @pytest.mark.parametrize(("where", "line"), written_commands(), ids=lambda value: str(value))
 def test_the_command_line_takes_the_commands_in_the_docs(where: str, line: str, tmp_path: Path) -> None:
     words = shlex.split(line.partition(" > ")[0].partition(" | ")[0])[1:]
@@ -113,7 +105,7 @@ def test_the_command_line_takes_the_commands_in_the_docs(where: str, line: str, 
             if word.endswith(".yaml"):
                 (tmp_path / word).parent.mkdir(parents=True, exist_ok=True)
                 (tmp_path / word).touch()
-        command: click.Command = raypool_command()
+        command: click.Command = raypool_main
         context = click.Context(command, info_name="raypool")
         while isinstance(command, click.Group):
             with command.make_context(context.info_name, words, parent=context.parent) as parsed:
@@ -134,12 +126,12 @@ def every_command(command: click.Command, path: str) -> Iterator[tuple[str, clic
         yield path, command
 
 
-@needs_cli
 def test_every_command_and_option_is_in_the_page_of_the_commands() -> None:
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    sections = {one.partition("\n")[0].split(" [")[0].strip("` "): one for one in re.split(r"^### ", page, flags=re.M)}
+    parts = re.split(r"^### ", page, flags=re.MULTILINE)
+    sections = {part.partition("\n")[0].strip("` "): part for part in parts}
     missing = []
-    for path, command in every_command(raypool_command(), "raypool"):
+    for path, command in every_command(raypool_main, "raypool"):
         section = next((text for title, text in sections.items() if (title + " ").startswith(path + " ")), "")
         if not section:
             missing.append(path)
@@ -172,9 +164,8 @@ def test_links_lead_somewhere(page: Path) -> None:
             continue
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
-        if not target.exists() or ROOT not in (target, *target.parents):
-            broken.append(link)
-        elif anchor and anchor not in anchors(target):
+        found = target.exists() and ROOT in (target, *target.parents)
+        if not found or (anchor and anchor not in anchors(target)):
             broken.append(link)
     assert not broken
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import pytest
 from ray.cluster_utils import Cluster
 
 import raypool
+from raypool import ResourceSettings
 
 from ..pages import ROOT, Block, blocks
 from .conftest import SRC, until
@@ -28,6 +30,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the reader sits: pools.yaml and the programs that the README shows lie there."""
     place = tmp_path_factory.mktemp("readme")
     (place / "pools.yaml").write_text(next(one.text for one in blocks(README, "yaml") if "policies" in one.text))
+    (place / "preemption.yaml").write_text(next(one.text for one in blocks(README, "yaml") if "timeline" in one.text))
     for block in blocks(README, "python"):
         if block.file:
             (place / block.file).write_text(block.text)
@@ -36,19 +39,23 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 Runs = Callable[..., str]
 
+FOUR_GPUS = ResourceSettings(gpu_count=4)
+RAYPOOL = "from raypool.cli.main import main; main()"
+
 
 @pytest.fixture
 def runs(cluster: Cluster, directory: Path) -> Iterator[Runs]:
-    """Runs a program as a driver of the cluster and returns what it printed; the broker is stopped after."""
+    """Runs Python as a driver of the cluster and returns what it printed; the broker is stopped after."""
 
-    def run(program: Path, **variables: str) -> str:
+    def run(*arguments: str, **variables: str) -> str:
         done = subprocess.run(
-            [sys.executable, str(program)],
+            [sys.executable, *arguments],
             cwd=directory,
             env={
                 **os.environ,
                 "RAY_ADDRESS": cluster.address,
                 "PYTHONPATH": str(SRC),
+                "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
                 "TMPDIR": str(directory),
                 **variables,
             },
@@ -75,7 +82,7 @@ def in_order(python: list[Block]) -> str:
 def test_the_readme_runs_from_top_to_bottom(runs: Runs, directory: Path) -> None:
     program = directory / "README.py"
     program.write_text(in_order(blocks(README, "python")))
-    printed = runs(program)
+    printed = runs(str(program))
     for line in (
         "10 steps on GPUs",
         "20 steps on GPUs",
@@ -93,5 +100,24 @@ def test_the_readme_runs_from_top_to_bottom(runs: Runs, directory: Path) -> None
 def test_the_program_without_a_component_runs_for_the_team_of_its_job(runs: Runs, directory: Path) -> None:
     client = raypool.start(directory / "pools.yaml")
     metadata = json.dumps({"metadata": {"raypool.component": "team-ml"}})  # as `ray job submit` passes it on
-    assert "trained" in runs(directory / "train.py", RAY_JOB_CONFIG_JSON_ENV_VAR=metadata)
+    assert "trained" in runs("train.py", RAY_JOB_CONFIG_JSON_ENV_VAR=metadata)
     until(lambda: [one.component for one in client.requests(status="released")] == ["team-ml"], "it ran for team-ml")
+
+
+def test_the_commands_of_the_readme_work(runs: Runs, directory: Path) -> None:
+    client = raypool.start(directory / "pools.yaml")
+    waiting = ""
+    printed = {}
+    for block in blocks(README, "console"):
+        for line in block.commands:
+            if line.startswith("raypool request ") and not waiting:
+                waiting = [client.submit(component="sandbox", resources=FOUR_GPUS).id for _ in range(3)][-1]
+            if line.startswith("raypool "):
+                words = shlex.split(line.replace(" ID", f" {waiting[:12]}"))[1:]
+                printed[" ".join(words[:2])] = runs("-c", RAYPOOL, *words)
+    assert "gpus" in printed["start -f"]
+    assert waiting in printed["request list"]
+    assert "over the limit of 'sandbox'" in printed["request why"]
+    assert "production" in printed["pool describe"]
+    assert "passed" in printed["simulate preemption.yaml"]
+    assert len(printed["run --component"].split(",")) == 2, "the command saw its two GPUs"
