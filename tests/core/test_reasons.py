@@ -262,7 +262,8 @@ def preempted():
     return (
         story,
         "preempt",
-        "has to make room in pool 'p' for 'h' of 'high', which lacks 2 gpu: priority 9 goes before 1; it borrowed 6 gpu",
+        "has to make room in pool 'p' for 'h' of 'high', which lacks 2 gpu: priority 9 goes before 1; "
+        "it borrowed 6 gpu",
     )
 
 
@@ -273,8 +274,8 @@ def reclaimed():
     return (
         story,
         "reclaim",
-        "has to make room in pool 'p' for 'b' of 'blue', which lacks 2 gpu: 'blue' takes back what is reserved for it; "
-        "it borrowed 5 gpu",
+        "has to make room in pool 'p' for 'b' of 'blue', which lacks 2 gpu: "
+        "'blue' takes back what is reserved for it; it borrowed 5 gpu",
     )
 
 
