@@ -25,7 +25,7 @@ ray: $(STAMP)
 	$(BIN)/python -m pytest -q -m ray
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -q
+	RAYPOOL_HISTORIES=400 $(BIN)/python -m pytest -q
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
