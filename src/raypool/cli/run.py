@@ -6,6 +6,8 @@ import sys
 
 import click
 
+from raypool.cli.connection import address_option, connect
+
 
 @click.command(
     "run",
@@ -33,7 +35,7 @@ import click
     is_flag=True,
     help="The command is a Ray driver that puts its own work into the lease; it gets no GPUs itself.",
 )
-@click.option("--address", envvar="RAY_ADDRESS", help="The Ray cluster.  [env: RAY_ADDRESS]")
+@address_option()
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     component: str | None,
@@ -48,7 +50,6 @@ def run(
     grace_seconds: float | None,
     non_preemptible: bool,
     uses_ray: bool,
-    address: str | None,
     command: tuple[str, ...],
 ) -> None:
     """Takes a lease, runs COMMAND inside its first bundle with its GPUs visible, and gives it back.
@@ -58,13 +59,12 @@ def run(
 
       ray job submit -- raypool run --component team-ml --gpus 2 -- python train.py
     """
-    from raypool.client.client import connect
     from raypool.client.lease import lease
     from raypool.client.runner import Output, run_command
     from raypool.spec import ResourceSettings
 
     settings = ResourceSettings(gpu_count=gpus, cpu_count=cpus, memory=memory, preemptible=not non_preemptible)
-    connect(address)
+    connect()
     asked = lease(
         settings,
         component=component,

@@ -9,12 +9,14 @@ client.why(request_id)
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private.services import canonicalize_bootstrap_address_or_die
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypool.client.broker import NAME, NAMESPACE, BrokerLine, find_broker, job_id, job_metadata
@@ -24,6 +26,9 @@ from raypool.view import BrokerView, PolicyView, PoolView, RequestView
 
 MAX_CONCURRENCY = 15_000
 """Calls that the broker may hold at once; most of them are parked long-polls."""
+
+_ANSWER_SECONDS = 5.0
+"""How long a cluster's address may take to accept a connection."""
 
 Config = BrokerConfig | Mapping[str, Any] | str | Path | None
 
@@ -38,7 +43,7 @@ def start(config: Config = None, *, address: str | None = None) -> Client:
     Raises SpecError for a config that is not valid, Refused for one that the broker cannot apply.
     """
     loaded = _load(config)
-    _connect(address)
+    join(address)
     line = BrokerLine(_broker_actor())
     line.call("hello")
     client = Client(line)
@@ -52,7 +57,7 @@ def stop(*, address: str | None = None) -> None:
 
     Raises BrokerUnavailable if none runs.
     """
-    _connect(address)
+    join(address)
     line = find_broker()
     line.call("end_all", "the broker was stopped", timeout_seconds=120.0)
     ray.kill(line.actor, no_restart=True)
@@ -67,7 +72,7 @@ def stop(*, address: str | None = None) -> None:
 
 def connect(address: str | None = None) -> Client:
     """A client of the cluster's broker, from any driver, task or actor. Raises BrokerUnavailable."""
-    _connect(address)
+    join(address)
     return Client(find_broker())
 
 
@@ -82,21 +87,39 @@ def _load(config: Config) -> BrokerConfig:
     return loaded
 
 
-def _connect(address: str | None) -> None:
+def _wire(config: BrokerConfig) -> dict[str, Any]:
+    """Plain data. `unmanaged: reject` is said even though it is the default: it may have been "allow"."""
+    data = config.dump()
+    return data | {"unmanaged": config.unmanaged} if "unmanaged" in config.model_fields_set else data
+
+
+def join(address: str | None = None, *, log_to_driver: bool = True) -> None:
     """Joins a running cluster, unless this process is connected. Never starts one: a broker on a
-    cluster of one's own would only look as if it worked."""
+    cluster of one's own would only look as if it worked.
+
+    log_to_driver: whether what remote workers print appears here, too. Raises BrokerUnavailable.
+    """
     if ray.is_initialized():
         return
     from raypool.errors import BrokerUnavailable
 
     where = address or os.environ.get("RAY_ADDRESS") or "auto"
     try:
-        ray.init(address=where, namespace=NAMESPACE, log_to_driver=True, configure_logging=False)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+        _expect_answer(where)
+        ray.init(address=where, namespace=NAMESPACE, log_to_driver=log_to_driver, configure_logging=False)
+    except (OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise BrokerUnavailable(
             f"no Ray cluster at '{where}' ({reason}); start one with `ray start --head`, or give its address"
         ) from None
+
+
+def _expect_answer(where: str) -> None:
+    """Raises OSError if nobody listens there: Ray itself would try for ten minutes, and say so on stderr."""
+    address = canonicalize_bootstrap_address_or_die("auto") if where == "auto" else where
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal() and "//" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
 
 
 def _broker_actor() -> Any:
@@ -223,7 +246,12 @@ class Client:
 
         Raises SpecError, or Refused with every fault in `faults`.
         """
-        warnings: list[str] = self._line.call("apply", _load(config).dump())
+        warnings: list[str] = self._line.call("apply", _wire(_load(config)))
+        return warnings
+
+    def check(self, config: Config) -> list[str]:
+        """What `apply` would return or raise now; changes nothing."""
+        warnings: list[str] = self._line.call("check", _wire(_load(config)))
         return warnings
 
     def detach_policy(self, pool: str, component: str, component_type: str = "team") -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from raypool.core import events as ev
 from raypool.core.bundles import Bundle, bundles_of
-from raypool.core.config import faults_of, merged
+from raypool.core.config import Policies, faults_of, merged
 from raypool.core.cycle import Cycle
 from raypool.core.instructions import (
     ChangeStatus,
@@ -536,12 +536,8 @@ class Broker:
 
     def _config_applied(self, event: ev.ConfigApplied) -> None:
         change = event.config
-        specs = {name: pool.spec for name, pool in self.pools.items()}
-        policies = {name: pool.policies for name, pool in self.pools.items()}
-        new_specs, new_policies = merged(specs, policies, change)
-        faults = faults_of(change, new_specs, new_policies, self._keys_in_use())
-        if faults:
-            raise Refused("nothing was changed: " + "; ".join(faults), tuple(faults))
+        specs, policies = self._specs()
+        new_specs, new_policies = self.after(change)
         if "unmanaged" in change.model_fields_set:
             self.unmanaged = change.unmanaged
         changed = [
@@ -550,6 +546,18 @@ class Broker:
             if specs.get(name) != new_specs[name] or policies.get(name) != new_policies[name]
         ]
         self._rebuild({name: (new_specs[name], new_policies[name]) for name in changed})
+
+    def after(self, change: BrokerConfig) -> tuple[dict[str, PoolSpec], Policies]:
+        """Pools and policies as `change` would leave them. Changes nothing; raises Refused with every fault."""
+        new_specs, new_policies = merged(*self._specs(), change)
+        faults = faults_of(change, new_specs, new_policies, self._keys_in_use())
+        if faults:
+            raise Refused("nothing was changed: " + "; ".join(faults), tuple(faults))
+        return new_specs, new_policies
+
+    def _specs(self) -> tuple[dict[str, PoolSpec], Policies]:
+        specs = {name: pool.spec for name, pool in self.pools.items()}
+        return specs, {name: pool.policies for name, pool in self.pools.items()}
 
     def _keys_in_use(self) -> dict[str, set[str]]:
         return {

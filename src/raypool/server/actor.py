@@ -88,6 +88,10 @@ class PoolBroker:
         await self._save_config()
         return self._warnings()
 
+    async def check(self, config: dict[str, Any]) -> list[str]:
+        """What `apply` would return or raise, without applying anything: the dry run."""
+        return warnings_of(*self.broker.after(BrokerConfig.load(config)))
+
     async def detach_policy(self, pool: str, component: str, component_type: str) -> None:
         self._feed_now(ev.PolicyDetached(pool, component, component_type))
         await self._save_config()

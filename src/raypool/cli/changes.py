@@ -1,0 +1,71 @@
+"""What applying a config would add and change: a difference of two configs, as plain values.
+
+Nothing is ever removed by applying: pools and policies that the new config does not name stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from raypool.spec import BrokerConfig, Spec
+
+
+@dataclass(frozen=True)
+class Change:
+    """One pool, one policy, or the broker's own settings.
+
+    kind: "added", "changed" or "unchanged". fields: field -> (now, then), those that differ; of what
+    is added, those that are not at their default, with None for now.
+    """
+
+    kind: str
+    what: str
+    fields: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "what": self.what,
+            "fields": {name: {"now": now, "then": then} for name, (now, then) in self.fields.items()},
+        }
+
+
+def changes_of(now: BrokerConfig, wanted: BrokerConfig) -> list[Change]:
+    """A Change for each pool and policy that `wanted` names, in its order."""
+    changes = []
+    pools = {pool.name: pool for pool in now.pools}
+    policies = {(policy.pool, policy.owner): policy for policy in now.policies}
+    for pool in wanted.pools:
+        changes.append(_change(f"pool '{pool.name}'", pools.get(pool.name), pool))
+    for policy in wanted.policies:
+        what = f"policy of {policy.component_type} '{policy.component}' in pool '{policy.pool}'"
+        changes.append(_change(what, policies.get((policy.pool, policy.owner)), policy))
+    if "unmanaged" in wanted.model_fields_set and wanted.unmanaged != now.unmanaged:
+        changes.append(Change("changed", "the broker", {"unmanaged": (now.unmanaged, wanted.unmanaged)}))
+    return changes
+
+
+_NAMES = ("name", "pool", "component", "component_type")
+
+
+def _change(what: str, now: Spec | None, then: Spec) -> Change:
+    if now is None:
+        return Change(
+            "added", what, {name: (None, value) for name, value in then.dump().items() if name not in _NAMES}
+        )
+    fields = {
+        name: (getattr(now, name), getattr(then, name))
+        for name in type(then).model_fields
+        if getattr(now, name) != getattr(then, name)
+    }
+    return Change("changed" if fields else "unchanged", what, fields)
+
+
+def by_kind(changes: Iterable[Change]) -> dict[str, list[Change]]:
+    """The changes under "added", "changed" and "unchanged"."""
+    found: dict[str, list[Change]] = {"added": [], "changed": [], "unchanged": []}
+    for change in changes:
+        found[change.kind].append(change)
+    return found

@@ -1,0 +1,150 @@
+"""`raypool request`: what was asked for, why it waits, and how to end it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from raypool.cli import connection, output
+
+if TYPE_CHECKING:
+    from raypool.view import RequestView
+
+STATUSES = ("pending", "allocated", "preempting", "released", "preempted", "cancelled", "rejected")
+
+
+@click.group()
+def request() -> None:
+    """Requests: list, describe, why, cancel, delete.
+
+    An ID may be shortened to a beginning that no other id shares.
+    """
+
+
+@request.command("list")
+@click.option("--status", type=click.Choice(STATUSES), help="Only those in this status.")
+@click.option("--component", help="Only those of this component.")
+@click.option("--pool", help="Only those granted in this pool, or waiting in it.")
+@output.output_option
+@connection.address_option()
+def list_(status: str | None, component: str | None, pool: str | None, form: str) -> None:
+    """List requests in order of submission."""
+    client = connection.connect()
+    if pool is not None:
+        client.pool(pool)  # a pool that does not exist is an error, not an empty list
+    print_requests(client.requests(status=status, component=component, pool=pool), form)
+
+
+@request.command()
+@click.argument("id")
+@output.output_option
+@connection.address_option()
+def describe(id: str, form: str) -> None:
+    """Show one request with all that is known of it."""
+    view = connection.connect().request(id)
+    if form != "table":
+        output.data(view.as_dict(), form)
+    else:
+        output.facts(_facts(view))
+
+
+@request.command()
+@click.argument("id")
+@connection.address_option()
+def why(id: str) -> None:
+    """Say why a request waits, was refused, or had to leave."""
+    click.echo(connection.connect().why(id))
+
+
+@request.command()
+@click.argument("id")
+@click.option("--reason", help="What its owner is told. Default: cancelled by an operator.")
+@connection.address_option()
+def cancel(id: str, reason: str | None) -> None:
+    """End a request, whether it waits or runs."""
+    client = connection.connect()
+    view = client.cancel(id) if reason is None else client.cancel(id, reason)
+    click.echo(f"request '{view.id}' is {view.status}" + (f": {view.reason}" if view.reason else ""))
+
+
+@request.command()
+@click.argument("id")
+@connection.address_option()
+def delete(id: str) -> None:
+    """Drop an ended request from the broker's memory."""
+    client = connection.connect()
+    view = client.request(id)
+    client.forget(view.id)
+    click.echo(f"request '{view.id}' is deleted")
+
+
+def print_requests(views: list[RequestView], form: str) -> None:
+    now = time.time()
+    output.listing(
+        views,
+        {
+            "ID": lambda view: view.id,
+            "STATUS": lambda view: view.status,
+            "COMPONENT": lambda view: view.component,
+            "POOL": lambda view: view.pool or ", ".join(view.reasons) or None,
+            "LINE": lambda view: "placing" if view.placing else view.position,
+            "DEMAND": lambda view: _demand(view),
+            "BORROWED": lambda view: output.amounts(view.borrowed),
+            "SINCE": lambda view: output.duration(now - _since(view)),
+        },
+        form,
+        "no requests",
+    )
+
+
+def _demand(view: RequestView) -> str:
+    """Without `step_run`, which is 1 for every request."""
+    return output.amounts({key: amount for key, amount in view.demand.items() if key != "step_run"})
+
+
+def _since(view: RequestView) -> float:
+    """When its status began."""
+    if view.running:
+        return view.granted_at or view.submitted_at
+    return view.ended_at or view.submitted_at
+
+
+def _facts(view: RequestView) -> dict[str, object]:
+    return {
+        "id": view.id,
+        "description": view.description,
+        "component": f"{view.component} ({view.component_type})",
+        "status": view.status + (" (being placed)" if view.placing else ""),
+        "pool": view.pool,
+        "pinned to": view.pinned,
+        "reason": view.reason if not view.reasons else None,
+        "waits": "\n".join(f"{pool}: {why}" for pool, why in view.reasons.items()),
+        "place in line": view.position,
+        "demand": output.amounts(view.demand),
+        "borrowed": output.amounts(view.borrowed),
+        "workers": f"{view.workers}, {view.strategy}",
+        "preemptible": "yes" if view.preemptible else "no",
+        "submitted": _moment(view.submitted_at),
+        "granted": _moment(view.granted_at),
+        "leaves by": _moment(view.deadline),
+        "ended": _moment(view.ended_at),
+        "preempted by": view.preempted_by
+        and f"{view.preempted_by} of '{view.preempted_by_component}' ({view.preemption_rule})",
+        "retry of": view.retry_of,
+        "grants so far": view.attempt or None,
+        "placement group": view.group_id,
+        "nodes": ", ".join(dict.fromkeys(view.nodes)),
+        "job": view.job,
+        "lifetime": view.lifetime,
+    }
+
+
+def _moment(when: float | None) -> str | None:
+    """The local time of day, and how far away it is."""
+    if when is None:
+        return None
+    clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
+    away = when - time.time()
+    return f"{clock} ({output.duration(-away)} ago)" if away <= 0 else f"{clock} (in {output.duration(away)})"

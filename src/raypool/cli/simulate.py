@@ -1,0 +1,75 @@
+"""`raypool simulate`: scenario files run on the broker's own decision core, in virtual time, without Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from raypool.cli import output
+from raypool.errors import SpecError
+
+if TYPE_CHECKING:
+    from raypool.simulation import SimulationReport, Step
+
+
+@click.command()
+@click.argument(
+    "files", nargs=-1, required=True, metavar="FILE...", type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the reports as JSON.")
+@click.option("--quiet", is_flag=True, help="Print only what failed.")
+def simulate(files: tuple[Path, ...], as_json: bool, quiet: bool) -> None:
+    """Run scenario files in virtual time, without Ray.
+
+    Prints what happens and when, and which expectations fail.
+
+    Exit codes: 0 every expectation holds, 1 one fails, 2 a file is not a scenario.
+    """
+    reports = [report for file in files for report in _run(file)]
+    failed = [report for report in reports if not report.passed]
+    if as_json:
+        output.data({"scenarios": [report.as_dict() for report in reports]}, "json")
+    else:
+        for report in failed if quiet else reports:
+            _print_report(report, with_table=not quiet)
+        if not quiet:
+            click.echo(f"{len(reports)} scenarios: {len(reports) - len(failed)} passed, {len(failed)} failed")
+    if failed:
+        click.get_current_context().exit(1)
+
+
+def _run(file: Path) -> list[SimulationReport]:
+    """Raises SpecError, naming the file, if one of its documents is not a scenario."""
+    from raypool.simulation import read_scenarios, simulate
+
+    reports = []
+    for scenario in list(read_scenarios(file)):
+        try:
+            reports.append(replace(simulate(scenario), file=str(file)))
+        except SpecError as error:
+            raise SpecError(f"{file}: scenario '{scenario.name}': {error}", error.problems) from None
+    return reports
+
+
+def _rows(step: Step) -> Iterator[list[str]]:
+    """A row for each change, and one for what was refused."""
+    for change in step.transitions:
+        what = change.to if change.old is None else f"{change.old} -> {change.to}"
+        yield [f"{change.at:g} s", change.request, what, change.pool or "-", change.reason or ""]
+    if step.refused is not None:
+        yield [f"{step.at:g} s", "-", "refused", "-", step.refused]
+
+
+def _print_report(report: SimulationReport, with_table: bool) -> None:
+    click.echo(f"{'passed' if report.passed else 'FAILED'}  {report.name}  ({report.file})")
+    rows = [row for step in report.steps for row in _rows(step)]
+    if with_table and rows:
+        output.table(["AT", "REQUEST", "WHAT", "POOL", "WHY"], rows)
+    for failure in report.failures:
+        click.echo(f"  {failure}")
+    if with_table:
+        click.echo()

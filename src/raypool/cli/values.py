@@ -1,0 +1,52 @@
+"""What is written behind an option and is more than a word: amounts, and pairs like KEY=VALUE."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[Any]
+else:
+    _ParamType = click.ParamType  # not generic before click 8.4
+
+
+class Amounts(_ParamType):
+    """JSON or YAML like '{gpu: 8, mcpu: 64000}'. Amounts are whole numbers; which are allowed, the spec says."""
+
+    name = "amounts"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[Any, Any]:
+        if isinstance(value, dict):
+            return value
+        import yaml
+
+        try:
+            loaded = yaml.safe_load(value)
+        except yaml.YAMLError:
+            self.fail(f"{value!r} is neither JSON nor YAML; write '{{gpu: 8}}'", param, ctx)
+        if not isinstance(loaded, dict):
+            self.fail(f"must be a mapping like '{{gpu: 8}}', got {value!r}", param, ctx)
+        for key, amount in loaded.items():
+            if not isinstance(amount, int) or isinstance(amount, bool):
+                self.fail(f"{key}: must be a whole number, got {amount!r}", param, ctx)
+        return loaded
+
+
+class Pair(_ParamType):
+    """KEY=VALUE; an empty value takes the key away."""
+
+    name = "key=value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        key, equals, rest = str(value).partition("=")
+        if not equals or not key:
+            self.fail(f"must be KEY=VALUE, got {value!r}", param, ctx)
+        return key, rest
+
+
+AMOUNTS = Amounts()
+PAIR = Pair()
