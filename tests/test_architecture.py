@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "server": {"server", "core", "view", "spec", "errors", "version"},
     "client": {"client", "view", "spec", "errors"},
     "cli": {"cli", "client", "simulation", "view", "spec", "errors", "version"},
+    "__main__": {"cli"},
 }
 RAY = {"server", "client", "cli"}
 """The layers that may import ray, too."""
