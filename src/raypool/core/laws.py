@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from raypool.core.pool import Pool
-from raypool.core.victims import choose, enough
 from raypool.core.reasons import PlacementBackOff
+from raypool.core.victims import choose, enough
 
 if TYPE_CHECKING:
     from raypool.core.broker import Broker
