@@ -113,9 +113,9 @@ def train():
 ray.init(log_to_driver=False)
 print("component", ray.get(train.remote()), flush=True)
 if os.environ.get("STAY"):
-    with raypool.lease(raypool.ResourceSettings(gpu_count=2)) as lease:
-        print("held", lease.request_id, flush=True)
-        time.sleep(300)
+    lease = raypool.lease(raypool.ResourceSettings(gpu_count=2)).acquire()  # nobody gives it back
+    print("held", lease.request_id, flush=True)
+    time.sleep(300)
 """
 
 
@@ -203,18 +203,7 @@ def test_raypool_run_terminates_its_command_at_the_notice(
         "print('started', flush=True)\n"
         "time.sleep(300)\n"
     )
-    raypool_run = [
-        sys.executable,
-        "-m",
-        "raypool.cli.main",
-        "run",
-        "--component",
-        "red",
-        "--gpus",
-        "4",
-        "--workers",
-        "2",
-    ]
+    raypool_run = [sys.executable, "-m", "raypool", "run", "--component", "red"]
     running = subprocess.Popen(
         [*raypool_run, "--gpus", "4", "--workers", "2", "--", sys.executable, str(script)],
         env={**os.environ, "PYTHONPATH": str(SRC), "RAY_ADDRESS": cluster.address},
