@@ -81,6 +81,13 @@ def _checked_memory(text: str) -> str:
     return text
 
 
+def _checked_label(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,251}[A-Za-z0-9])?", value, re.ASCII):
+        raise ValueError("must be a label as it stands on a node: letters, digits, '.', '_', '-', '/' (no operators)")
+    return value
+
+
+LabelPart = Annotated[str, AfterValidator(_checked_label)]
 Name = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_checked_name)]
 Amount = Annotated[int, Field(ge=0, le=MAX_AMOUNT)]
 PositiveAmount = Annotated[int, Field(gt=0, le=MAX_AMOUNT)]
@@ -185,7 +192,7 @@ class PoolSpec(Spec):
     description: str = Field(default="", max_length=4096)
     capacity: Annotated[dict[Name, PositiveAmount], Field(min_length=1)]
     queueing: Literal["strict", "backfill"] = "strict"
-    node_labels: dict[str, str] = Field(default_factory=dict)
+    node_labels: dict[LabelPart, LabelPart] = Field(default_factory=dict)
     ray_resources: dict[Name, Name] = Field(default_factory=dict)
     grace_seconds: Seconds = 0.0
     placement_timeout_seconds: Annotated[float, Field(gt=0, le=10**6, allow_inf_nan=False)] = 30.0

@@ -227,4 +227,6 @@ def test_the_broker_is_detached_named_and_takes_no_resources(client: raypool.Cli
 
     row = state.actors(actor._actor_id.hex())
     assert row["State"] == "ALIVE"
+    head = next(one for one in ray.nodes() if "node:__internal_head__" in one["Resources"])
+    assert row["Address"]["NodeID"] == head["NodeID"], "it is on the head node"
     assert raypool.start().status().started_at == client.status().started_at, "start() found the one that runs"

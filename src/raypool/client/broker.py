@@ -99,7 +99,10 @@ def job_id() -> str:
 
 
 def job_metadata() -> Mapping[str, str]:
-    """What `ray job submit --metadata-json` said; it reaches drivers, tasks and actors of the job."""
+    """What `ray job submit --metadata-json` said; it reaches drivers, tasks and actors of the job. Empty
+    in a process that is not connected."""
+    if not ray.is_initialized():
+        return {}
     from ray._private.worker import global_worker
 
     metadata: Mapping[str, str] = global_worker.core_worker.get_job_config().metadata

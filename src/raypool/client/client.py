@@ -17,7 +17,6 @@ from typing import Any
 
 import ray
 from ray._private.services import canonicalize_bootstrap_address_or_die
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypool.client.broker import NAME, NAMESPACE, BrokerLine, find_broker, job_id, job_metadata
 from raypool.errors import SpecError
@@ -124,11 +123,9 @@ def _expect_answer(where: str) -> None:
 
 def _broker_actor() -> Any:
     """The one place where the broker's class becomes an actor: detached, restarted for ever, on the
-    head node by preference, never inside a placement group."""
+    head node, never inside a placement group."""
     from raypool.server.actor import BrokerActor
 
-    head = next((row["NodeID"] for row in ray.nodes() if row["Alive"] and _is_head(row)), None)
-    strategy = NodeAffinitySchedulingStrategy(head, soft=True) if head else "DEFAULT"
     return (
         ray.remote(BrokerActor)
         .options(
@@ -140,14 +137,13 @@ def _broker_actor() -> Any:
             max_restarts=-1,
             max_task_retries=0,
             max_concurrency=MAX_CONCURRENCY,
-            scheduling_strategy=strategy,
+            # Every cluster has a head, and without it nothing works: so it is pinned there, as Serve's
+            # controller is. (Affinity to the node, when soft, gives way on a busy head.)
+            resources={"node:__internal_head__": 0.001},
+            scheduling_strategy="DEFAULT",  # not the caller's placement group
         )
         .remote()
     )
-
-
-def _is_head(row: Mapping[str, Any]) -> bool:
-    return "node:__internal_head__" in row["Resources"]
 
 
 class Client:
@@ -301,9 +297,8 @@ def find_component() -> tuple[str, str | None]:
 def explain(view: RequestView) -> str:
     """The story of a request in a sentence, and one for each further pool it waits in."""
     if view.status == "pending":
-        place = f"number {view.position} in line: " if view.position and view.position > 1 else ""
         first, *others = view.reasons.values() or [view.reason or "it is being decided"]
-        return "\n".join([f"'{view.id}' waits: {place}{first}", *others])
+        return "\n".join([f"'{view.id}' waits: {first}", *others])
     if view.running:
         borrowed = ", ".join(f"{amount} {key}" for key, amount in view.borrowed.items())
         what = f", of which {borrowed} borrowed" if borrowed else ""

@@ -22,14 +22,11 @@ import ray.exceptions
 
 from raypool.client.broker import find_broker
 from raypool.client.lease import Lease
-from raypool.client.waiting import retry_of
+from raypool.client.waiting import preempted, retry_of
 from raypool.errors import Preempted, RaypoolError
 from raypool.spec import RequestSpec
 
 logger = logging.getLogger("raypool")
-
-CONFIRM_SECONDS = 5.0
-"""How long a failure of Ray's may wait for the broker to say that the lease was taken away."""
 
 _GROUP_IS_GONE = (
     ray.exceptions.WorkerCrashedError,
@@ -69,7 +66,7 @@ class Dispatcher:
                 try:
                     return await run.result(lease, await self._function(function), *packed)
                 except Preempted as error:
-                    run.preempted(error)
+                    run.preempted(lease, error)
 
     async def stream(self, function: list[Any], call: Call, packed: tuple[Any, Any]) -> AsyncIterator[Any]:
         """The same for a generator. Once something was yielded, a preemption cannot be hidden any more."""
@@ -85,7 +82,7 @@ class Dispatcher:
                 except Preempted as error:
                     if yielded:
                         raise
-                    run.preempted(error)
+                    run.preempted(lease, error)
 
     async def _function(self, holder: list[Any]) -> Any:
         key = holder[0].hex()
@@ -105,8 +102,14 @@ class _Run:
     def lease(self) -> Lease:
         return Lease(self.spec, self.call.wait_timeout_seconds, self.call.capture_child_tasks)
 
-    def preempted(self, error: Preempted) -> None:
-        """Goes on with a new request, or raises when it has happened too often."""
+    def preempted(self, lease: Lease, error: Preempted) -> None:
+        """Goes on with a new request, or raises when it has happened too often.
+
+        The function itself may have raised the error, to leave early: then the broker's figures are
+        filled in.
+        """
+        if not error.by and lease.preemption_notice is not None:
+            error = preempted(lease.view)
         self.times += 1
         if self.times > self.call.max_preemptions:
             raise error
@@ -143,7 +146,7 @@ class _Run:
                 try:
                     return working.result()
                 except _GROUP_IS_GONE as error:
-                    raise await self._confirmed(lease, ending, error) from error
+                    raise await _cause_of(lease, error) from error
                 except ray.exceptions.RayTaskError as error:
                     raise _as_raised(error) from None
             raise ending.result()
@@ -164,11 +167,12 @@ class _Run:
         assert ending is not None
         return ending
 
-    async def _confirmed(self, lease: Lease, ending: asyncio.Future[RaypoolError], error: Exception) -> Exception:
-        """What the broker says of a failure that looks like a removed group; the failure itself if the
-        lease is well: then the work really crashed."""
-        await asyncio.wait({ending}, timeout=CONFIRM_SECONDS if lease.preemption_notice else 1.0)
-        return ending.result() if ending.done() else error
+
+async def _cause_of(lease: Lease, error: Exception) -> Exception:
+    """What the broker says of a failure that looks like a removed group; the failure itself if the
+    lease is well: then the work really crashed. The broker ends a lease before it removes the group,
+    so its answer can be trusted at once."""
+    return await lease.ending_now() or error
 
 
 async def _value(ref: Any) -> Any:

@@ -177,7 +177,7 @@ class Lease:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        ended = await self._ending_async() if _by_ray(error) else None
+        ended = await self.ending_now() if _by_ray(error) else None
         await self.release_async()
         if ended is not None:
             raise ended from error
@@ -190,7 +190,8 @@ class Lease:
         except Refused:
             return self._unknown()
 
-    async def _ending_async(self) -> RaypoolError | None:
+    async def ending_now(self) -> RaypoolError | None:
+        """How it has ended, by the broker's latest word; None while it is held."""
         assert self._line is not None
         try:
             return _end_told_by(await self._line.acall("describe", self.request_id))

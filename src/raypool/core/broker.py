@@ -151,6 +151,7 @@ class Broker:
             self._grant_unpooled(request)
         else:
             self._stand_in_line(request)
+            request.accepted = True
             self._first = by_preference(request)
 
     def _pools_of(self, owner: Owner) -> list[Pool]:
@@ -167,7 +168,7 @@ class Broker:
             if aside is None:
                 pool.enqueue(request)
                 self._cycle.touch(pool)
-            elif not isinstance(aside, Infeasible) or pool.spec.infeasible == "wait":
+            elif request.accepted or not isinstance(aside, Infeasible) or pool.spec.infeasible == "wait":
                 request.held_out[pool.name] = aside
                 if isinstance(aside, PlacementBackOff):
                     self._push_deadline(aside.until, request, "back-off")

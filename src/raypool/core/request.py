@@ -62,12 +62,13 @@ class Request:
     mark: the pool in which room is being made for it (semantics 5, step 2).
     queued: the pools in whose queue it stands. held_out: the pools where it is eligible but stands
     aside for now, each with the reason; it holds up nobody there.
+    accepted: it was not rejected when it was submitted; nodes that leave later only make it wait.
     allocation: its present grant, or its last.
     """
 
     __slots__ = (
-        "allocation", "back_offs", "deadline", "demand", "ended_at", "granted_at", "grants", "held_out", "id", "job",
-        "mark", "number", "placement_failures", "preempted_by", "preemptible", "queued", "reason", "spec",
+        "accepted", "allocation", "back_offs", "deadline", "demand", "ended_at", "granted_at", "grants",
+        "held_out", "id", "job", "mark", "number", "placement_failures", "preempted_by", "preemptible", "queued", "reason", "spec",
         "status", "submitted_at",
     )  # fmt: skip
 
@@ -84,6 +85,7 @@ class Request:
         self.held_out: dict[str, Reason] = {}
         self.mark: Pool | None = None
         self.allocation: Allocation | None = None
+        self.accepted = False
         self.grants = 0
         self.placement_failures = 0
         self.back_offs: dict[str, PlacementBackOff] = {}
