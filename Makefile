@@ -19,13 +19,15 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 pure: $(STAMP)
-	$(BIN)/python -m pytest -q -m "not ray"
+	$(BIN)/python -m pytest -q -n auto -m "not ray"
 
 ray: $(STAMP)
 	$(BIN)/python -m pytest -q -m ray
 
+# The pure tests play more random histories here than in `make check`.
 test: $(STAMP)
-	$(BIN)/python -m pytest -q
+	RAYPOOL_HISTORIES=300 $(BIN)/python -m pytest -q -n auto -m "not ray"
+	$(BIN)/python -m pytest -q -m ray
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py

@@ -1,6 +1,8 @@
 """The shape of the code: who may import whom, what the core has never heard of, and no drawers."""
 
 import ast
+import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ MAY_IMPORT = {
     "server": {"server", "core", "view", "spec", "errors", "version"},
     "client": {"client", "view", "spec", "errors"},
     "cli": {"cli", "client", "simulation", "view", "spec", "errors", "version"},
+    "__main__": {"cli"},
 }
 RAY = {"server", "client", "cli"}
 """The layers that may import ray, too."""
@@ -40,6 +43,12 @@ def layer_of(file):
     return file.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
+@cache
+def tree_of(file):
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+@cache
 def imports_of(file):
     """(module, function that imports it or ""); relative imports and `from raypool import x` written out."""
     found = []
@@ -56,7 +65,7 @@ def imports_of(file):
                     found.append((module, function))
             visit(child, inside)
 
-    visit(ast.parse(file.read_text(encoding="utf-8")), "")
+    visit(tree_of(file), "")
     return found
 
 
@@ -87,8 +96,6 @@ def test_the_core_has_no_clock_no_luck_and_no_world(file):
 
 @pytest.mark.parametrize("file", [one for one in FILES if layer_of(one) == "core"], ids=name_of)
 def test_the_core_imports_only_the_standard_library_and_specs(file):
-    import sys
-
     for module, _ in imports_of(file):
         root = module.split(".")[0]
         assert root == "raypool" or root in sys.stdlib_module_names, f"{name_of(file)} imports {module}"
@@ -108,4 +115,4 @@ def test_no_module_is_a_drawer(file):
 
 @pytest.mark.parametrize("file", FILES, ids=name_of)
 def test_every_module_says_what_it_holds(file):
-    assert ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))), f"{name_of(file)} has no docstring"
+    assert ast.get_docstring(tree_of(file)), f"{name_of(file)} has no docstring"

@@ -7,7 +7,7 @@ the epoch (of the clock that the broker is fed with); amounts are whole numbers 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from raypool.core.bundles import SMALLEST_CPU
@@ -29,7 +29,7 @@ V = TypeVar("V", bound="View")
 class View:
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON and for the wire."""
-        return asdict(self)
+        return dict(vars(self))
 
     @classmethod
     def from_dict(cls: type[V], data: dict[str, Any]) -> V:
@@ -134,6 +134,9 @@ class PoolView(View):
     ray_resources: dict[str, str]
     policies: list[PolicyView] = field(default_factory=list)
 
+    def as_dict(self) -> dict[str, Any]:
+        return {**vars(self), "policies": [policy.as_dict() for policy in self.policies]}
+
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> PoolView:
         policies = [PolicyView.from_dict(one) for one in data.get("policies", ())]
@@ -150,6 +153,9 @@ class BrokerView(View):
     warnings: list[str] = field(default_factory=list)
     started_at: float = 0.0
     version: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**vars(self), "pools": [pool.as_dict() for pool in self.pools]}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> BrokerView:

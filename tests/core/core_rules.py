@@ -75,6 +75,23 @@ class CoreRules:
     def removed(self, id: str) -> None:
         self.feed(ev.PlacementRemoved(id, self.broker.requests[id].grants))
 
+    def check_laws(self) -> None:
+        """Done after every event already."""
+
+    @property
+    def log(self) -> list[tuple[str, str | None, str, str, str | None]]:
+        return [("", one.old and one.old.value, one.to.value, one.request, one.pool) for one in self.changes]
+
+    def request(self, id: str) -> dict[str, Any]:
+        request = self.broker.requests[id]
+        return {
+            "component": request.owner[0],
+            "component_type": request.owner[1],
+            "demand": request.demand,
+            "preemptible": request.preemptible,
+            "pin": request.spec.pool,
+        }
+
     def states(self) -> dict[str, tuple[str, str | None]]:
         return {one.id: (one.status.value, one.pool) for one in self.broker.requests.values()}
 

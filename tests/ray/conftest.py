@@ -6,9 +6,11 @@ explicit address, so that other Rays on the machine are neither seen nor disturb
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -53,25 +55,37 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
         request.module, "NODES", [{"num_cpus": 4, "num_gpus": 4, "labels": {"rack": str(i)}} for i in range(3)]
     )
     head = getattr(request.module, "HEAD", {})
+    if head.get("include_dashboard"):
+        dashboard, agent = free_ports(2)  # job submission goes through the head's agent
+        head = {**head, "dashboard_port": dashboard, "dashboard_agent_listen_port": agent}
     made = Cluster(
         initialize_head=True,
         head_node_args={
             "num_cpus": 2,
             "object_store_memory": SMALL_STORE,
             "include_dashboard": False,
+            "no_monitor": True,
             "_system_config": {"raylet_report_resources_period_milliseconds": 10},
             **head,
         },
     )
     try:
         for node in nodes:
-            made.add_node(object_store_memory=SMALL_STORE, **node)
+            made.add_node(wait=False, object_store_memory=SMALL_STORE, **node)
         made.wait_for_nodes()
         ray.init(address=made.address, log_to_driver=False)
         yield made
     finally:
         ray.shutdown()
         made.shutdown()
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from .conftest import SRC, Driver, until
 
 pytestmark = pytest.mark.ray
 
-HEAD = {"include_dashboard": True, "dashboard_port": 0}
+HEAD = {"include_dashboard": True}
 NODES = [{"num_cpus": 4, "num_gpus": 4}] * 2
 
 POOLS = {
@@ -223,7 +223,8 @@ def test_raypool_run_terminates_its_command_at_the_notice(
         text=True,
     )
     assert running.stdout is not None
-    assert running.stdout.readline() == "started\n"
+    first = running.stdout.readline()
+    assert first == "started\n", running.communicate(timeout=60)
     taker = client.submit(component="blue", resources=ResourceSettings(gpu_count=4))
     output, errors = running.communicate(timeout=90)
     assert (running.returncode, output) == (3, "checkpoint written\n"), errors

@@ -50,11 +50,15 @@ def status(form: str) -> None:
     if form != "table":
         output.data({**view.as_dict(), "uptime_seconds": round(time.time() - view.started_at, 3)}, form)
         return
-    click.echo(f"broker: raypool {view.version}, up {_uptime(view)}; components without a policy: {view.unmanaged}")
     counts = ", ".join(f"{count} {name}" for name, count in view.requests.items() if count)
-    click.echo(f"requests: {counts or 'none'}")
-    for warning in view.warnings:
-        click.echo(f"warning: {warning}")
+    output.facts(
+        {
+            "broker": f"raypool {view.version}, up {_uptime(view)}",
+            "no policy": f"requests of components without one: {view.unmanaged}",
+            "requests": counts or "none",
+            "warnings": "\n".join(view.warnings),
+        }
+    )
     click.echo()
     if view.pools:
         print_figures(view.pools)

@@ -9,12 +9,14 @@ client.why(request_id)
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private.services import canonicalize_bootstrap_address_or_die
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypool.client.broker import NAME, NAMESPACE, BrokerLine, find_broker, job_id, job_metadata
@@ -24,6 +26,9 @@ from raypool.view import BrokerView, PolicyView, PoolView, RequestView
 
 MAX_CONCURRENCY = 15_000
 """Calls that the broker may hold at once; most of them are parked long-polls."""
+
+_ANSWER_SECONDS = 5.0
+"""How long a cluster's address may take to accept a connection."""
 
 Config = BrokerConfig | Mapping[str, Any] | str | Path | None
 
@@ -100,12 +105,21 @@ def join(address: str | None = None, *, log_to_driver: bool = True) -> None:
 
     where = address or os.environ.get("RAY_ADDRESS") or "auto"
     try:
+        _expect_answer(where)
         ray.init(address=where, namespace=NAMESPACE, log_to_driver=log_to_driver, configure_logging=False)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise BrokerUnavailable(
             f"no Ray cluster at '{where}' ({reason}); start one with `ray start --head`, or give its address"
         ) from None
+
+
+def _expect_answer(where: str) -> None:
+    """Raises OSError if nobody listens there: Ray itself would try for ten minutes, and say so on stderr."""
+    address = canonicalize_bootstrap_address_or_die("auto") if where == "auto" else where
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal() and "//" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
 
 
 def _broker_actor() -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from raypool.core.pool import Pool
 from raypool.core.reasons import PlacementBackOff
+from raypool.core.victims import choose, enough
 
 if TYPE_CHECKING:
     from raypool.core.broker import Broker
@@ -52,15 +53,21 @@ def _quotas_hold(pool: Pool) -> None:
 
 
 def _reserve_is_guaranteed(pool: Pool) -> None:
-    """Law 4: nobody who is inside his reserve is blocked."""
-    if pool.lowered or any(request.mark not in (None, pool) for request in pool.queue):
-        return
+    """Law 4: nobody who is inside his reserve is blocked.
+
+    The rules leave one gap (docs/semantics.md, section 7): there are victims for him, but once they
+    have left, somebody of a victim's team comes inside his own reserve, goes first, and takes the room.
+    The look-ahead then forbids the eviction.
+    """
     outcome = pool.outcome()
     assert outcome.granted is None, f"{pool.name}: the cycle stopped while {outcome.granted} could be granted"
+    if pool.lowered or any(request.mark not in (None, pool) for request in pool.queue):
+        return
     if outcome.blocked is not None and outcome.group is not None:
         standing = outcome.figures.standing(outcome.group.account)
-        inside = standing.inside_reserve(outcome.group.need, outcome.group.preemptible)
-        assert not inside, f"law 4: {outcome.blocked} is inside its reserve in {pool.name} and blocked"
+        if standing.inside_reserve(outcome.group.need, outcome.group.preemptible):
+            overtaken = enough(pool, outcome) and not choose(pool, outcome)
+            assert overtaken, f"law 4: {outcome.blocked} is inside its reserve in {pool.name} and blocked"
 
 
 def _charged_once(broker: Broker) -> None:

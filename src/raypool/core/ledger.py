@@ -8,8 +8,8 @@ Figures are lists of integers, one per metered key of the pool. Equations that a
     account.firm[k]        == what of account.staying[k] is not preemptible
 
 `free` may be negative: the pool was made smaller while in use. The ledger counts; it does not decide.
-The same questions (`inside_reserve`, `over_limit`, `fits`) are asked of an `Account` and of the copy
-of its figures that a walk makes (`Standing`).
+The same questions (`inside_reserve`, `over_limit`) are asked of an `Account` and of the copy of its
+figures that a walk makes (`Standing`). They are plain loops, since every step of a walk asks them.
 """
 
 from __future__ import annotations
@@ -41,12 +41,18 @@ class Standing:
     def inside_reserve(self, need: Need, preemptible: bool) -> bool:
         """Whether all of it, on top of what stays, lies below `reserved` (semantics 3)."""
         level, reserved = (self.staying if preemptible else self.firm), self.reserved
-        return all(level[key] + amount <= reserved[key] for key, amount in need)
+        for key, amount in need:
+            if level[key] + amount > reserved[key]:
+                return False
+        return True
 
     def over_limit(self, need: Need) -> bool:
         """Whether it would exceed the limit even when those leaving have left."""
         staying, limit = self.staying, self.limit
-        return any(staying[key] + amount > limit[key] for key, amount in need)
+        for key, amount in need:
+            if staying[key] + amount > limit[key]:
+                return True
+        return False
 
     def add(self, need: Need, preemptible: bool) -> None:
         for key, amount in need:
@@ -60,10 +66,11 @@ class Account(Standing):
     """A policy in its pool: its figures, and its charged allocations in order of grant.
 
     firm_grants, loose_grants, leavers: non-preemptible, preemptible and leaving allocations, each
-    keyed by serial. Lined up in this order, what lies above `reserved` is borrowed.
+    keyed by serial. Lined up in this order, what lies above `reserved` is borrowed. `changes` counts
+    the changes of its figures, so that what was worked out from them can be kept.
     """
 
-    __slots__ = ("firm_grants", "leavers", "loose_grants", "opportunists", "owner", "policy", "priority")
+    __slots__ = ("changes", "firm_grants", "leavers", "loose_grants", "opportunists", "owner", "policy", "priority")
 
     def __init__(self, policy: PolicySpec, ledger: Ledger) -> None:
         size = len(ledger.keys)
@@ -81,6 +88,7 @@ class Account(Standing):
         self.loose_grants: OrderedDict[int, Allocation] = OrderedDict()
         self.leavers: dict[int, Allocation] = {}
         self.opportunists = 0
+        self.changes = 0
 
     def line(self) -> Iterator[tuple[Allocation, Need]]:
         """Each charged allocation with what of it is borrowed, in the order of the line (semantics 3)."""
@@ -123,6 +131,7 @@ class Ledger:
     def charge(self, allocation: Allocation, account: Account) -> None:
         """Counts a grant, as staying."""
         allocation.account = account
+        account.changes += 1
         account.add(allocation.need, allocation.preemptible)
         for key, amount in allocation.need:
             self.free[key] -= amount
@@ -137,6 +146,7 @@ class Ledger:
         account = allocation.account
         assert account is not None and not allocation.leaving, allocation
         allocation.leaving = True
+        account.changes += 1
         for key, amount in allocation.need:
             self.leaving[key] += amount
             account.staying[key] -= amount

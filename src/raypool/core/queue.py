@@ -19,7 +19,7 @@ GroupKey = tuple[tuple[str, str], Need, bool]
 class Group:
     """Waiting requests that are alike, ascending by submission number."""
 
-    __slots__ = ("account", "key", "members", "need", "preemptible")
+    __slots__ = ("_inside", "_judged_at", "account", "key", "members", "need", "preemptible")
 
     def __init__(self, key: GroupKey, account: Account) -> None:
         self.key = key
@@ -27,6 +27,17 @@ class Group:
         self.need: Need = key[1]
         self.preemptible = key[2]
         self.members: OrderedDict[int, Request] = OrderedDict()
+        self._judged_at = -1
+        self._inside = False
+
+    @property
+    def inside_reserve(self) -> bool:
+        """Whether its next member is inside its policy's reserve, on the figures as they stand."""
+        account = self.account
+        if self._judged_at != account.changes:
+            self._judged_at = account.changes
+            self._inside = account.inside_reserve(self.need, self.preemptible)
+        return self._inside
 
     def add(self, request: Request) -> None:
         last = next(reversed(self.members), -1)

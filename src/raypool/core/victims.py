@@ -90,7 +90,14 @@ def may_take(victim: Allocation, request: Request, account: Account, inside: boo
 
 
 def choose(pool: Pool, outcome: Outcome) -> list[Victim]:
-    """The victims for the request that blocks the pool's walk; empty if no set of them is enough."""
+    """The victims for the request that blocks the pool's walk; empty if nobody is to be evicted for it."""
+    chosen = enough(pool, outcome)
+    assert outcome.request is not None
+    return chosen if chosen and _granted_when_gone(pool, outcome.request, chosen) else []
+
+
+def enough(pool: Pool, outcome: Outcome) -> list[Victim]:
+    """Those whose leaving covers what is missing, before the look-ahead; empty if no set of them does."""
     request, group, figures = outcome.request, outcome.group, outcome.figures
     assert request is not None and group is not None
     shortage = Shortage.of(group.need, group, figures)
@@ -104,8 +111,7 @@ def choose(pool: Pool, outcome: Outcome) -> list[Victim]:
             chosen.append(victim)
     if shortage:
         return []
-    chosen = _spare(chosen, shortage, group.account)
-    return chosen if _granted_when_gone(pool, request, chosen) else []
+    return _spare(chosen, shortage, group.account)
 
 
 def _spare(chosen: list[Victim], shortage: Shortage, account: Account) -> list[Victim]:

@@ -60,12 +60,18 @@ class Figures:
     def fits(self, standing: Standing, need: Need) -> bool:
         """Room for it now, under its limit with those leaving counted."""
         free, used, limit = self.free, standing.used, standing.limit
-        return all(amount <= free[key] and used[key] + amount <= limit[key] for key, amount in need)
+        for key, amount in need:
+            if amount > free[key] or used[key] + amount > limit[key]:
+                return False
+        return True
 
     def covered(self, standing: Standing, need: Need) -> bool:
         """Room for it when those leaving have left."""
         free, leaving, staying, limit = self.free, self.leaving, standing.staying, standing.limit
-        return all(amount <= free[key] + leaving[key] and staying[key] + amount <= limit[key] for key, amount in need)
+        for key, amount in need:
+            if amount > free[key] + leaving[key] or staying[key] + amount > limit[key]:
+                return False
+        return True
 
     def charge(self, account: Account, need: Need, preemptible: bool) -> None:
         if not self._copied:
@@ -133,9 +139,12 @@ class Outcome:
 
 def rank(standing: Standing, group: Group, number: int) -> Rank:
     """Where a request stands in the walk; smaller is earlier."""
-    if standing.inside_reserve(group.need, group.preemptible):
-        return (1 if group.preemptible else 0), -group.account.priority, number
-    return REST, -group.account.priority, number
+    account = group.account
+    if standing is account:
+        inside = group.inside_reserve
+    else:
+        inside = standing.inside_reserve(group.need, group.preemptible)
+    return (int(group.preemptible) if inside else REST), -account.priority, number
 
 
 def walk(

@@ -28,7 +28,7 @@ from raypool.core.instructions import (
 from raypool.core.request import Request
 from raypool.errors import Refused, SpecError
 from raypool.server.cluster import RayCluster
-from raypool.server.placement import GROUP_PREFIX, Placement, Placements
+from raypool.server.placement import GROUP_PREFIX, Placement, Placements, answered
 from raypool.spec import BrokerConfig, RequestSpec
 from raypool.version import __version__
 from raypool.view import view_broker, view_pool, view_request, view_requests
@@ -70,7 +70,7 @@ class PoolBroker:
         removed, and their owners are told. Pools and policies do survive.
         """
         await self._placements.remove_orphans()
-        saved = await self.cluster.load(_CONFIG_KEY)
+        saved = await answered(lambda: self.cluster.load(_CONFIG_KEY), "reading pools and policies")
         if saved is not None:
             self._feed(ev.ConfigApplied(BrokerConfig.load(json.loads(saved))))
         self._spawn(self._placements.run())
@@ -167,7 +167,8 @@ class PoolBroker:
         """Drops an ended request from memory. Raises Refused for one that has not ended."""
         request = self._known(request_id)
         self._feed_now(ev.Forgotten(request.id))
-        self._versions.pop(request.id, None)
+        self._wake(request.id)
+        self._forget_what_is_forgotten()
 
     async def attach_actor(self, request_id: str, actor_id: str) -> None:
         """The request is given back when that actor is dead."""
@@ -219,7 +220,7 @@ class PoolBroker:
         for request in list(self.broker.requests.values()):
             if request.status is not None and not request.status.terminal:
                 self._feed_now(ev.Cancelled(request.id, reason))
-        while await self.cluster.keys(GROUP_PREFIX):
+        while not self._placements.idle or await self.cluster.keys(GROUP_PREFIX):
             await asyncio.sleep(0.02)
         await self.cluster.erase(_CONFIG_KEY)
 
@@ -245,8 +246,13 @@ class PoolBroker:
 
     def _feed_now(self, event: ev.Event) -> None:
         """Feeds an event of a caller's: what the core refuses is raised to him."""
-        self._carry_out(self.broker.handle(event, self._now()))
-        self._drain()
+        instructions = self.broker.handle(event, self._now())
+        self._feeding = True
+        try:
+            self._carry_out(instructions)
+        finally:
+            self._feeding = False
+            self._drain()
 
     def _feed(self, event: ev.Event) -> None:
         """Feeds what the world reports. It may come while instructions are carried out: then it waits."""
@@ -266,7 +272,6 @@ class PoolBroker:
         self._set_timer()
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
-        self._feeding = True
         for instruction in instructions:
             if isinstance(instruction, CreatePlacementGroup):
                 self._place(instruction)
@@ -323,6 +328,7 @@ class PoolBroker:
             try:
                 await self._cancel_orphans()
                 await self._release_dead_actors()
+                self._forget_what_is_forgotten()
             except Exception:
                 logger.exception("looking for dead owners failed; trying again")
 
@@ -348,6 +354,13 @@ class PoolBroker:
                 del self._actors[request_id]
             elif await self.cluster.actor_is_dead(actor_id):
                 self._feed(ev.Released(request_id))
+
+    def _forget_what_is_forgotten(self) -> None:
+        """Drops what is kept here of requests that the core has dropped."""
+        known = self.broker.requests
+        if len(self._versions) > len(known):
+            self._versions = {id: version for id, version in self._versions.items() if id in known}
+            self._groups = {group: id for group, id in self._groups.items() if id in known}
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -16,9 +16,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from raypool.core import events as ev
 from raypool.core.bundles import Bundle
@@ -26,6 +27,8 @@ from raypool.core.nodes import Misfit, Node, find_nodes
 from raypool.server.cluster import GroupGone, RayCluster, Rooms, holds_group
 
 logger = logging.getLogger("raypool")
+
+T = TypeVar("T")
 
 LOOK_SECONDS = 0.005
 """How often the cluster is looked at while somebody waits for it. Ray's nodes report every 100 ms by
@@ -35,18 +38,30 @@ LOOK_SECONDS_UNCHANGED = 0.02
 """The same, once nothing has come of it for a second."""
 
 NODES_SECONDS = 1.0
-"""How often the list of nodes is read."""
-
+"""How often the list of nodes is read, and how soon a question is asked again that got no answer."""
 
 GROUP_PREFIX = "group/"
-"""In the store: `group/<request>#<attempt>` -> {"name", "id"} of every group that may exist."""
+"""In the store: `group/<request>#<attempt>@<life of the broker>` -> {"name", "id"} of every group that
+may exist. The life tells a request from one of the same id that was known before a crash."""
+
+
+async def answered(ask: Callable[[], Awaitable[T]], what: str) -> T:
+    """Asks until there is an answer: Ray's GCS may be away for a while. GroupGone is an answer."""
+    while True:
+        try:
+            return await ask()
+        except GroupGone:
+            raise
+        except Exception:
+            logger.exception("%s failed; trying again", what)
+            await asyncio.sleep(NODES_SECONDS)
 
 
 @dataclass
 class Placement:
     """One grant on its way to nodes and back.
 
-    claims: what its group takes per node and no report has shown yet.
+    claims: what its group takes per node and no report has shown yet. key: its place in the store.
     """
 
     request: str
@@ -59,9 +74,11 @@ class Placement:
     group_id: str = ""
     nodes: tuple[str, ...] = ()
     claims: dict[str, dict[str, float]] = field(default_factory=dict)
-    stage: str = "looking"  # looking, creating, created, leaving
+    stage: str = "looking"  # looking, creating, created, removing, leaving
     unwanted: bool = False
     search: str = ""
+    key: str = ""
+    saving: asyncio.Task[None] | None = None
 
 
 class Placements:
@@ -79,10 +96,17 @@ class Placements:
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._nodes_read_at = float("-inf")
+        self._life = uuid.uuid4().hex[:8]
+
+    @property
+    def idle(self) -> bool:
+        """Whether no group exists, is on its way, or is being removed, and the store knows that too."""
+        return not self._placements and not self._tasks
 
     # --- what the broker asks for -------------------------------------------------------------
 
     def place(self, placement: Placement) -> None:
+        placement.key = f"{GROUP_PREFIX}{placement.request}#{placement.attempt}@{self._life}"
         self._placements[placement.request, placement.attempt] = placement
         self._wake.set()
 
@@ -98,27 +122,30 @@ class Placements:
     def _over(self, request: str, attempt: int) -> None:
         placement = self._placements.pop((request, attempt), None)
         if placement is not None and placement.stage != "looking":
-            self._spawn(self.cluster.erase(_key(placement)))
+            self._spawn(self._erase(placement))
         self.feed(ev.PlacementRemoved(request, attempt))
 
     async def remove_orphans(self) -> None:
         """Removes the groups of an earlier life of the broker: their requests are not known any more."""
-        for key in await self.cluster.keys(GROUP_PREFIX):
-            saved = await self.cluster.load(key)
-            record = json.loads(saved) if saved is not None else {}
-            group_id = record.get("id") or await self.cluster.find_group(record.get("name", ""))
-            if group_id is None or await self.cluster.group_state(group_id) in (None, "REMOVED"):
-                await self.cluster.erase(key)
-                continue
-            request, attempt = key.removeprefix(GROUP_PREFIX).rsplit("#", 1)
-            placement = Placement(request, int(attempt), record["name"], (), "PACK", {}, 0.0, group_id)
-            placement.stage, placement.unwanted = "creating", True
-            self._placements[request, int(attempt)] = placement
-            self._spawn(self._adopt(placement))
+        for key in await answered(lambda: self.cluster.keys(GROUP_PREFIX), "listing earlier placement groups"):
+            await answered(lambda key=key: self._remove_orphan(key), f"looking at {key}")  # type: ignore[misc]
+
+    async def _remove_orphan(self, key: str) -> None:
+        saved = await self.cluster.load(key)
+        record = json.loads(saved) if saved is not None else {}
+        group_id = record.get("id") or await self.cluster.find_group(record.get("name", ""))
+        if group_id is None or await self.cluster.group_state(group_id) in (None, "REMOVED"):
+            await self.cluster.erase(key)
+            return
+        # Known here by its key: its request's id may be in use again, by a call that was repeated.
+        orphan = Placement(key, 0, record["name"], (), "PACK", {}, 0.0, group_id, key=key)
+        orphan.stage, orphan.unwanted = "creating", True
+        self._placements[key, 0] = orphan
+        self._spawn(self._adopt(orphan))
 
     async def _adopt(self, placement: Placement) -> None:
         try:
-            await self.cluster.created(placement.group_id)
+            await answered(lambda: self.cluster.created(placement.group_id), f"waiting for {placement.name}")
         except GroupGone:
             self._over(placement.request, placement.attempt)
             return
@@ -171,7 +198,7 @@ class Placements:
             if not any(holds_group(room, placement.group_id) for room in free.values()):
                 self._over(placement.request, placement.attempt)
                 changed = True
-        for placement in self._in("creating", "created"):
+        for placement in self._in("creating", "created", "removing"):
             for node in list(placement.claims):
                 if placement.group_id and holds_group(free.get(node, {}), placement.group_id):
                     del placement.claims[node]
@@ -200,7 +227,7 @@ class Placements:
     def _rooms(self, free: Rooms, labels: Mapping[str, str]) -> Rooms:
         """What may be used on each node: what is free, less what our own groups will show as taken."""
         rooms = {node.id: dict(free.get(node.id, {})) for node in self.nodes if node.has_labels(labels)}
-        for placement in self._in("creating", "created"):
+        for placement in self._in("creating", "created", "removing"):
             for node, taken in placement.claims.items():
                 room = rooms.get(node)
                 if room is not None:
@@ -210,24 +237,24 @@ class Placements:
 
     # --- one group ----------------------------------------------------------------------------
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _create(self, placement: Placement) -> None:
+        refusal = await self._make(placement)
+        if refusal:
+            self._failed(placement, refusal)
+            return
+        placement.saving = self._spawn(self._save_id(placement))
         try:
-            await self._save(placement)
-            placement.group_id = await self.cluster.create_group(
-                placement.name, placement.bundles, placement.strategy, placement.labels
+            placement.nodes = await answered(
+                lambda: self.cluster.created(placement.group_id), f"waiting for {placement.name}"
             )
-            self._spawn(self._save(placement))
-            placement.nodes = await self.cluster.created(placement.group_id)
         except GroupGone:
             self._failed(placement, "somebody removed its placement group before it was ready")
-            return
-        except Exception as error:  # noqa: BLE001 - Ray's reason, whatever it is, goes to the waiter
-            self._failed(placement, f"Ray refused the placement group: {error}")
             return
         placement.stage = "created"
         _claim(placement, placement.nodes)
@@ -236,14 +263,40 @@ class Placements:
             return
         self.feed(ev.PlacementReady(placement.request, placement.attempt, placement.group_id, placement.nodes))
 
+    async def _make(self, placement: Placement) -> str:
+        """Has Ray make the group. Returns why there is none, or "".
+
+        An error does not say that there is none: the answer may be lost on the way. Then Ray is asked.
+        """
+        try:
+            await self._save(placement)
+            placement.group_id = await self.cluster.create_group(
+                placement.name, placement.bundles, placement.strategy, placement.labels
+            )
+        except Exception as error:  # noqa: BLE001 - Ray's reason, whatever it is, goes to the waiter
+            made = await answered(lambda: self.cluster.find_group(placement.name), f"looking for {placement.name}")
+            if made is None or any(other.group_id == made for other in self._placements.values()):
+                return f"Ray refused the placement group: {error}"
+            placement.group_id = made
+        return ""
+
     async def _save(self, placement: Placement) -> None:
         record = {"name": placement.name, "id": placement.group_id}
-        await self.cluster.save(_key(placement), json.dumps(record).encode())
+        await self.cluster.save(placement.key, json.dumps(record).encode())
+
+    async def _save_id(self, placement: Placement) -> None:
+        await answered(lambda: self._save(placement), f"writing down {placement.name}")
+
+    async def _erase(self, placement: Placement) -> None:
+        """Strikes it out of the store, after all that was written of it."""
+        if placement.saving is not None:
+            await placement.saving
+        await answered(lambda: self.cluster.erase(placement.key), f"striking out {placement.name}")
 
     def _failed(self, placement: Placement, why: str) -> None:
         logger.warning("placement of %s failed: %s", placement.request, why)
         del self._placements[placement.request, placement.attempt]
-        self._spawn(self.cluster.erase(_key(placement)))
+        self._spawn(self._erase(placement))
         self.feed(ev.PlacementFailed(placement.request, placement.attempt, why))
 
     def _begin_removal(self, placement: Placement) -> None:
@@ -252,19 +305,9 @@ class Placements:
 
     async def _remove(self, placement: Placement) -> None:
         """Asks until Ray has taken the order: a removal must not be lost because the GCS was away."""
-        while True:
-            try:
-                await self.cluster.remove_group(placement.group_id)
-                break
-            except Exception:
-                logger.exception("removing the placement group of %s failed; trying again", placement.request)
-                await asyncio.sleep(NODES_SECONDS)
+        await answered(lambda: self.cluster.remove_group(placement.group_id), f"removing {placement.name}")
         placement.stage = "leaving"
         self._wake.set()
-
-
-def _key(placement: Placement) -> str:
-    return f"{GROUP_PREFIX}{placement.request}#{placement.attempt}"
 
 
 def _claim(placement: Placement, nodes: Sequence[str]) -> None:

@@ -1,0 +1,185 @@
+"""A client without Ray: the real decision core behind the client's methods."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from raypool.cli import connection
+from raypool.cli.main import main
+from raypool.core import events as ev
+from raypool.core.broker import Broker, World
+from raypool.core.config import warnings_of
+from raypool.errors import BrokerUnavailable, Refused
+from raypool.spec import BrokerConfig, RequestSpec
+from raypool.view import (
+    BrokerView,
+    PolicyView,
+    PoolView,
+    RequestView,
+    view_broker,
+    view_pool,
+    view_request,
+    view_requests,
+)
+
+
+class CoreClient:
+    """As `raypool.Client`. `asked` has the ids and names that commands passed on."""
+
+    def __init__(self) -> None:
+        self.broker = Broker(World(confirms_placement=False, confirms_removal=False))
+        self.asked: list[str] = []
+        self.now = 1000.0
+
+    def feed(self, event: ev.Event) -> None:
+        self.now += 1
+        self.broker.handle(event, self.now)
+
+    def status(self) -> BrokerView:
+        return view_broker(self.broker, self._warnings(self.config()), self.now - 100, "9.9")
+
+    def pools(self) -> list[PoolView]:
+        return self.status().pools
+
+    def pool(self, name: str) -> PoolView:
+        if name not in self.broker.pools:
+            raise Refused(f"there is no pool '{name}' (pools: {', '.join(self.broker.pools) or 'none'})")
+        return view_pool(self.broker.pools[name])
+
+    def policies(self, pool: str | None = None, component: str | None = None) -> list[PolicyView]:
+        pools = self.pools() if pool is None else [self.pool(pool)]
+        return [one for view in pools for one in view.policies if component in (None, one.component)]
+
+    def requests(
+        self,
+        *,
+        status: str | None = None,
+        component: str | None = None,
+        pool: str | None = None,
+        ended: bool = True,
+    ) -> list[RequestView]:
+        return [
+            view
+            for view in view_requests(self.broker, self.broker.requests.values())
+            if status in (None, view.status)
+            and component in (None, view.component)
+            and (pool is None or pool == view.pool or pool in view.reasons)
+            and (ended or not view.ended)
+        ]
+
+    def request(self, request_id: str) -> RequestView:
+        self.asked.append(request_id)
+        matches = [one for one in self.broker.requests if one.startswith(request_id)]
+        if len(matches) != 1:
+            raise Refused(f"there is no request '{request_id}'; `raypool request list` shows those there are")
+        return view_request(self.broker, self.broker.requests[matches[0]])
+
+    def why(self, request_id: str) -> str:
+        view = self.request(request_id)
+        return f"'{view.id}' waits: {view.reason}"
+
+    def config(self) -> BrokerConfig:
+        return self.broker.config
+
+    def cancel(self, request_id: str, reason: str = "cancelled by an operator") -> RequestView:
+        view = self.request(request_id)
+        self.feed(ev.Cancelled(view.id, reason))
+        return self.request(view.id)
+
+    def forget(self, request_id: str) -> None:
+        self.feed(ev.Forgotten(self.request(request_id).id))
+
+    def check(self, config: BrokerConfig) -> list[str]:
+        return warnings_of(*self.broker.after(config))
+
+    def apply(self, config: BrokerConfig) -> list[str]:
+        self.feed(ev.ConfigApplied(config))
+        return self._warnings(self.config())
+
+    def detach_policy(self, pool: str, component: str, component_type: str = "team") -> None:
+        self.feed(ev.PolicyDetached(pool, component, component_type))
+
+    def delete_pool(self, name: str) -> None:
+        self.feed(ev.PoolDeleted(name))
+
+    def submit(self, **fields: Any) -> None:
+        self.feed(ev.Submitted(RequestSpec.load(fields)))
+
+    def _warnings(self, config: BrokerConfig) -> list[str]:
+        return warnings_of(*self.broker.after(config))
+
+
+class Cli:
+    """Runs commands. `client` is what they find; None: no broker answers."""
+
+    def __init__(self) -> None:
+        self.client: CoreClient | None = CoreClient()
+        self.stopped = False
+
+    def __call__(self, *words: str, code: int = 0, input: str | None = None) -> Result:
+        result = CliRunner().invoke(main, list(words), input=input, prog_name="raypool")
+        assert result.exit_code == code, (result.output, result.exception)
+        assert "Traceback" not in result.output
+        if not {"json", "yaml", "--json", "simulate"} & set(words):
+            for line in result.stdout.splitlines():
+                assert len(line) <= 100, f"{len(line)} columns: {line}"
+        return result
+
+    def json(self, *words: str, code: int = 0) -> Any:
+        return json.loads(self(*words, code=code).stdout)
+
+    def connect(self) -> CoreClient:
+        if self.client is None:
+            raise BrokerUnavailable("no broker runs here: start one with `raypool start`")
+        return self.client
+
+    def start(self, config: BrokerConfig | None = None) -> CoreClient:
+        client = self.connect()
+        if config is not None:
+            client.apply(config)
+        return client
+
+    def stop(self) -> None:
+        self.connect()
+        self.stopped = True
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """Two pools, three policies, one request that runs on borrowed room, one that waits, one that ended."""
+    made = Cli()
+    monkeypatch.setattr(connection, "connect", made.connect)
+    monkeypatch.setattr(connection, "start", made.start)
+    monkeypatch.setattr(connection, "stop", made.stop)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    return made
+
+
+@pytest.fixture
+def busy(cli: Cli) -> Cli:
+    assert cli.client is not None
+    cli.client.apply(
+        BrokerConfig.load(
+            {
+                "pools": [
+                    {"name": "gpus", "capacity": {"gpu": 8}, "description": "the big ones", "grace_seconds": 30.0},
+                    {"name": "licences", "capacity": {"seats": 3}, "node_labels": {"zone": "a"}},
+                ],
+                "policies": [
+                    {"pool": "gpus", "component": "red", "priority": 10, "reserved": {"gpu": 2}},
+                    {"pool": "gpus", "component": "blue", "priority": 5, "limit": {"gpu": 8}},
+                    {"pool": "licences", "component": "red", "priority": 1},
+                ],
+            }
+        )
+    )
+    cli.client.submit(id="aaaa1111", component="red", resources={"gpu_count": 6})
+    cli.client.submit(id="bbbb2222", component="blue", resources={"gpu_count": 4}, description="nightly")
+    cli.client.submit(id="cccc3333", component="red", resources={"pool_resources": {"seats": 1}})
+    cli.client.cancel("cccc3333")
+    cli.client.asked.clear()
+    return cli

@@ -1,0 +1,142 @@
+"""`raypool simulate`: what it prints and how it exits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Cli
+
+SCENARIOS = Path(__file__).parent.parent / "scenarios"
+
+HOLDS = """
+name: one waits
+grace_seconds: 10
+pools: [{name: p, capacity: {gpu: 2}}]
+policies:
+  - {pool: p, component: low, priority: 1}
+  - {pool: p, component: high, priority: 2}
+timeline:
+  - submit: {id: a, component: low, resources: {gpu_count: 2}}
+    expect: {a: allocated}
+  - at: 5
+    submit: {id: b, component: high, resources: {gpu_count: 2}}
+    expect: {a: preempting, b: pending}
+  - submit: {id: b, component: low, resources: {gpu_count: 2}}
+    refused: true
+  - at: 20
+    expect: {a: preempted, b: allocated}
+"""
+
+FAILS = HOLDS.replace("name: one waits", "name: wrongly expected").replace("b: allocated", "b: pending")
+
+
+@pytest.fixture
+def holds(tmp_path: Path) -> str:
+    return _file(tmp_path, "holds.yaml", HOLDS)
+
+
+@pytest.fixture
+def fails(tmp_path: Path) -> str:
+    return _file(tmp_path, "fails.yaml", FAILS + "---" + HOLDS)
+
+
+def _file(folder: Path, name: str, text: str) -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+def test_a_scenario_that_holds_exits_0_and_shows_what_happened_when(cli: Cli, holds: str) -> None:
+    shown = cli("simulate", holds).stdout
+    assert "passed  one waits" in shown
+    assert "AT    REQUEST  WHAT                     POOL  WHY" in shown
+    assert "5 s   a        allocated -> preempting  p" in shown
+    assert "15 s  a        preempting -> preempted  p" in shown
+    assert "refused" in shown
+    assert "1 scenarios: 1 passed, 0 failed" in shown
+
+
+def test_an_expectation_that_fails_exits_1_and_says_which(cli: Cli, fails: str) -> None:
+    shown = cli("simulate", fails, code=1).stdout
+    assert "FAILED  wrongly expected" in shown
+    assert "entry 4 (at 20 s): 'b': wanted status pending, came allocated" in shown
+    assert "2 scenarios: 1 passed, 1 failed" in shown
+
+
+def test_quiet_prints_only_what_failed(cli: Cli, holds: str, fails: str) -> None:
+    assert cli("simulate", "--quiet", holds).output == ""
+    shown = cli("simulate", "--quiet", holds, fails, code=1).stdout
+    assert "wrongly expected" in shown
+    assert "entry 4 (at 20 s)" in shown
+    assert "one waits" not in shown
+    assert "REQUEST" not in shown
+
+
+def test_json_has_every_report_with_its_file(cli: Cli, holds: str, fails: str) -> None:
+    found = json.loads(cli("simulate", "--json", holds, fails, code=1).stdout)
+    assert list(found) == ["scenarios"]
+    assert [(one["file"], one["name"], one["passed"]) for one in found["scenarios"]] == [
+        (holds, "one waits", True),
+        (fails, "wrongly expected", False),
+        (fails, "one waits", True),
+    ]
+    for one in found["scenarios"]:
+        assert set(one) == {"file", "name", "passed", "failures", "steps"}
+        assert all(isinstance(failure, str) for failure in one["failures"])
+        assert [step["at"] for step in one["steps"]] == [0, 5, 5, 20]
+        assert set(one["steps"][0]) == {"at", "refused", "states", "transitions"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name: x\ntimeline:\n  - submit: {component: c}\n", ":3: timeline[0].submit.id: is required"),
+        ("name: x\ntimeline:\n  - at: [", "not readable as YAML"),
+        ("", "holds no scenario"),
+        ("- 1\n", "must be a mapping"),
+        ("name: x\npolicies: [{pool: p, component: c, priority: 1}]\n", "there is no pool 'p'"),
+    ],
+)
+def test_a_file_that_is_not_a_scenario_exits_2_naming_it(
+    cli: Cli, tmp_path: Path, holds: str, text: str, said: str
+) -> None:
+    file = _file(tmp_path, "bad.yaml", text)
+    for more in ([], ["--json"], ["--quiet"]):
+        failed = cli("simulate", *more, holds, file, code=2)
+        assert said in failed.stderr
+        assert failed.stderr.startswith(f"Error: {file}")
+        assert failed.stderr.count("\n") == 1
+        assert failed.stdout == ""
+
+
+def test_a_file_that_is_no_text_or_not_there_exits_2(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x80")
+    assert "binary.yaml" in cli("simulate", str(tmp_path / "binary.yaml"), code=2).stderr
+    assert "nowhere.yaml" in cli("simulate", str(tmp_path / "nowhere.yaml"), code=2).stderr
+
+
+def test_our_own_scenarios_hold(cli: Cli) -> None:
+    files = [str(file) for file in sorted(SCENARIOS.glob("*.yaml"))]
+    cli("simulate", *files)
+    assert cli("simulate", "--quiet", *files).output == ""
+
+
+def test_simulate_does_not_import_ray(holds: str) -> None:
+    code = f"""if True:
+        import sys
+        from raypool.cli.main import main
+        sys.argv = ["raypool", "simulate", {holds!r}]
+        try:
+            main()
+        except SystemExit as done:
+            assert not done.code
+        assert "ray" not in sys.modules
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,52 @@
+"""The pages of the documentation, and the fenced blocks in them: what the tests of the docs read."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r"# (\w+\.py)\n")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its page, the line on which its text begins, its language, its text."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    @property
+    def where(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def file(self) -> str | None:
+        """A Python block that begins with a comment like `# train.py` is a program of its own."""
+        named = _FILE.match(self.text)
+        return named[1] if named else None
+
+    @property
+    def commands(self) -> list[str]:
+        """The command lines of a console block, without the prompt; continued lines are joined."""
+        joined = self.text.replace("\\\n", " ")
+        return [line[2:].partition("  # ")[0].strip() for line in joined.splitlines() if line.startswith("$ ")]
+
+
+def blocks(page: Path, language: str) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(page, text.count("\n", 0, found.start(2)) + 1, found[1], found[2])
+        for found in _FENCE.finditer(text)
+        if found[1] == language
+    ]
+
+
+def all_blocks(language: str) -> list[Block]:
+    return [block for page in PAGES for block in blocks(page, language)]

@@ -1,0 +1,228 @@
+"""A cluster of virtual nodes with the methods of `RayCluster`, and the worlds that fail.
+
+It does what Ray does: a group takes room on nodes when it is CREATED, waits in Ray's own queue if there
+is none, and a removal before it is CREATED leaks its bundles, which is an error here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from itertools import count
+
+from raypool.core.nodes import Misfit, Node, find_nodes
+from raypool.server.cluster import GroupGone
+
+
+@dataclass
+class FakeGroup:
+    id: str
+    name: str
+    bundles: list[dict[str, float]]
+    strategy: str
+    labels: dict[str, str]
+    state: str = "PENDING"
+    nodes: tuple[str, ...] = ()
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+def node(id, gpu=8, cpu=64, **labels):
+    return Node(id, {"GPU": float(gpu), "CPU": float(cpu), "memory": 256e9}, labels)
+
+
+class FakeCluster:
+    """Answers at once; a group is CREATED as soon as there is room."""
+
+    def __init__(self, *nodes: Node) -> None:
+        self.live = list(nodes or [node("n1")])
+        self.groups: dict[str, FakeGroup] = {}
+        self.store: dict[str, bytes] = {}
+        self.jobs_dead: set[str] = set()
+        self.actors_dead: set[str] = set()
+        self.overcommitted: list[str] = []  # groups that had to wait in Ray's queue
+        self._ids = count(1)
+
+    # --- what RayCluster has ------------------------------------------------------------------
+
+    async def nodes(self):
+        await self._answer()
+        return tuple(sorted(self.live, key=lambda one: one.id))
+
+    async def free(self):
+        await self._answer()
+        return self.figures()
+
+    async def create_group(self, name, bundles, strategy, labels):
+        await self._answer()
+        if any(group.name == name and group.state != "REMOVED" for group in self.groups.values()):
+            raise ValueError(f"a placement group named {name} exists")
+        group = FakeGroup(f"{next(self._ids):04x}", name, [dict(b) for b in bundles], strategy, dict(labels))
+        self.groups[group.id] = group
+        self._schedule()
+        if group.state == "PENDING" and not self.holds_back(group):
+            self.overcommitted.append(name)
+        return group.id
+
+    async def find_group(self, name):
+        await self._answer()
+        return next((one.id for one in self.groups.values() if one.name == name and one.state != "REMOVED"), None)
+
+    async def created(self, group_id):
+        await self._answer()
+        group = self.groups[group_id]
+        while group.state == "PENDING":
+            group.changed.clear()
+            await group.changed.wait()
+        if group.state == "REMOVED":
+            raise GroupGone(group_id)
+        return group.nodes
+
+    async def remove_group(self, group_id):
+        await self._answer()
+        group = self.groups[group_id]
+        assert group.state == "CREATED", f"the bundles of {group.name} leak: it is {group.state}"
+        self.vanish(group)
+
+    async def group_state(self, group_id):
+        await self._answer()
+        return self.groups[group_id].state if group_id in self.groups else None
+
+    async def dead_jobs(self):
+        await self._answer()
+        return frozenset(self.jobs_dead)
+
+    async def actor_is_dead(self, actor_id):
+        await self._answer()
+        return actor_id in self.actors_dead
+
+    async def load(self, key):
+        await self._answer()
+        return self.store.get(key)
+
+    async def save(self, key, value):
+        await self._answer()
+        self.store[key] = value
+
+    async def erase(self, key):
+        await self._answer()
+        self.store.pop(key, None)
+
+    async def keys(self, prefix):
+        await self._answer()
+        return sorted(key for key in self.store if key.startswith(prefix))
+
+    # --- what the test does and sees ----------------------------------------------------------
+
+    async def _answer(self):
+        """Every call passes here: a failing world is one that does something else."""
+        await asyncio.sleep(0)
+
+    def holds_back(self, group) -> bool:
+        return False
+
+    def _schedule(self):
+        for group in self.groups.values():
+            if group.state == "PENDING" and not self.holds_back(group):
+                here = {one.id for one in self.live if one.has_labels(group.labels)}
+                rooms = {id: room for id, room in self.truth().items() if id in here}
+                found = find_nodes(group.bundles, group.strategy, rooms)
+                if not isinstance(found, Misfit):
+                    group.state, group.nodes = "CREATED", found
+                    group.changed.set()
+
+    def vanish(self, group):
+        """It is removed, by whomever."""
+        group.state = "REMOVED"
+        group.changed.set()
+        self._schedule()
+
+    def truth(self):
+        """What is free on each node now, and which groups are there."""
+        rooms = {one.id: dict(one.resources) for one in self.live}
+        for group in self.groups.values():
+            if group.state == "CREATED":
+                for id, bundle in zip(group.nodes, group.bundles, strict=True):
+                    if id in rooms:
+                        rooms[id][f"bundle_group_{group.id}"] = 1000.0
+                        for resource, amount in bundle.items():
+                            rooms[id][resource] = rooms[id].get(resource, 0.0) - amount
+        return rooms
+
+    def figures(self):
+        """What the GCS says is free; late figures are those of the last report."""
+        return self.truth()
+
+    def named(self, part):
+        """The latest group whose name ends so."""
+        return [group for group in self.groups.values() if group.name.endswith(part)][-1]
+
+    def there(self):
+        """The names of the groups that exist."""
+        return [group.name for group in self.groups.values() if group.state != "REMOVED"]
+
+
+class HeldBackCluster(FakeCluster):
+    """Groups are CREATED when the test says so."""
+
+    def __init__(self, *nodes):
+        super().__init__(*nodes)
+        self.may_be_created: list[str] = []
+
+    def holds_back(self, group):
+        return group.name not in self.may_be_created
+
+    def let(self, part):
+        self.may_be_created.append(self.named(part).name)
+        self._schedule()
+
+
+class LateFigures(FakeCluster):
+    """Free resources change only when the nodes report, which they do when the test says so."""
+
+    def __init__(self, *nodes):
+        super().__init__(*nodes)
+        self.report()
+
+    def report(self):
+        self.reported = self.truth()
+
+    def figures(self):
+        return {id: dict(room) for id, room in self.reported.items()}
+
+
+class AwayCluster(FakeCluster):
+    """Its GCS is away while `away`: every call raises."""
+
+    away = False
+
+    async def _answer(self):
+        await super()._answer()
+        if self.away:
+            raise ConnectionError("the GCS is away")
+
+
+class RefusingCluster(FakeCluster):
+    """Ray refuses every placement group."""
+
+    async def create_group(self, name, bundles, strategy, labels):
+        await self._answer()
+        raise ValueError("bundles may not be so")
+
+
+class LostAnswers(FakeCluster):
+    """The group is made, and the answer is lost on the way."""
+
+    async def create_group(self, name, bundles, strategy, labels):
+        await super().create_group(name, bundles, strategy, labels)
+        raise ConnectionError("the connection broke")
+
+
+class SlowCluster(FakeCluster):
+    """Every answer takes a while."""
+
+    def __init__(self, *nodes, seconds=0.3):
+        super().__init__(*nodes)
+        self.seconds = seconds
+
+    async def _answer(self):
+        await asyncio.sleep(self.seconds)

@@ -1,0 +1,406 @@
+"""The broker's calls: asked once, watched, given back by owners that die, and ended as a whole."""
+
+import asyncio
+
+import pytest
+
+from raypool.errors import Refused, SpecError
+
+from .fake_cluster import AwayCluster, FakeCluster, HeldBackCluster, node
+from .virtual_time import run
+from .world import World, policy, pool
+
+TWO_TEAMS = [policy("high", priority=9), policy("low", priority=1)]
+
+
+def now():
+    return asyncio.get_running_loop().time()
+
+
+async def seconds_of(call):
+    begun = now()
+    answer = await call
+    return now() - begun, answer
+
+
+# --- asking -----------------------------------------------------------------------------------
+
+
+def test_submitting_the_same_twice_is_one_request():
+    async def story():
+        async with World() as world:
+            first = await world.submit("a", gpu=2)
+            again = await world.submit("a", gpu=2)
+            assert (first["number"], again["number"]) == (1, 1)
+            await world.until("a", "allocated")
+            assert (await world.submit("a", gpu=2))["status"] == "allocated"
+            assert world.free() == 6
+
+    run(story)
+
+
+def test_submitting_other_content_under_a_taken_id_is_refused():
+    async def story():
+        async with World() as world:
+            await world.submit("a", gpu=2)
+            with pytest.raises(Refused, match="request id 'a' is taken"):
+                await world.submit("a", gpu=3)
+            assert len(await world.actor.requests()) == 1
+
+    run(story)
+
+
+def test_what_is_not_valid_is_said_and_changes_nothing():
+    async def story():
+        async with World() as world:
+            with pytest.raises(SpecError, match="did you mean 'component'"):
+                await world.actor.submit({"id": "a", "component": "red", "componet": "red"}, None)
+            with pytest.raises(SpecError, match="must not be empty"):
+                await world.actor.apply({"pools": [{"name": "x", "capacity": {}}]})
+            with pytest.raises(Refused, match="there is no pool 'x'"):
+                await world.actor.apply({"policies": [policy(pool="x")]})
+            assert await world.actor.requests() == []
+
+    run(story)
+
+
+def test_a_request_is_found_by_a_unique_beginning_of_its_id():
+    async def story():
+        async with World() as world:
+            for id in ("abc1", "abd2"):
+                await world.submit(id)
+            assert (await world.view("abc"))["id"] == "abc1"
+            with pytest.raises(Refused, match="'ab' is the beginning of 2 request ids; give more of it"):
+                await world.view("ab")
+            for unknown in ("x", ""):
+                with pytest.raises(Refused, match="`raypool request list` shows those there are"):
+                    await world.view(unknown)
+            with pytest.raises(SpecError, match="a request id is a string, got int"):
+                await world.view(5)
+
+    run(story)
+
+
+def test_requests_can_be_chosen_by_status_component_and_pool():
+    async def story():
+        pools, teams = [pool("p", gpu=2), pool("q", gpu=2)], [policy("red"), policy("blue", "q")]
+        async with World(FakeCluster(), pools, teams) as world:
+            await world.run("a", "red", gpu=2)
+            await world.submit("b", "red", gpu=2)
+            await world.run("c", "blue")
+            await world.actor.release("c")
+
+            async def ids(**wanted):
+                return [one["id"] for one in await world.actor.requests(**wanted)]
+
+            assert await ids() == ["a", "b", "c"]
+            assert await ids(status="pending") == ["b"]
+            assert await ids(component="red") == ["a", "b"]
+            assert await ids(pool="p") == ["a", "b"]
+            assert await ids(pool="q") == ["c"]
+            assert await ids(ended=False) == ["a", "b"]
+
+    run(story)
+
+
+def test_pools_and_the_broker_as_a_whole_can_be_seen():
+    async def story():
+        async with World() as world:
+            await world.run("a", gpu=3)
+            seen = await world.actor.pool("p")
+            assert (seen["used"], seen["free"], seen["active"]) == ({"gpu": 3}, {"gpu": 5}, 1)
+            whole = await world.actor.overview()
+            assert (whole["requests"], [one["name"] for one in whole["pools"]]) == ({"allocated": 1}, ["p"])
+            assert (await world.actor.hello())["version"] == whole["version"]
+            with pytest.raises(Refused, match=r"there is no pool 'x' \(pools: p\)"):
+                await world.actor.pool("x")
+
+    run(story)
+
+
+def test_a_group_leads_back_to_its_request():
+    async def story():
+        async with World() as world:
+            await world.run("a")
+            group = (await world.view("a"))["group_id"]
+            assert (await world.actor.request_of_group(group))["id"] == "a"
+            assert await world.actor.request_of_group("ffff") is None
+
+    run(story)
+
+
+# --- watching ---------------------------------------------------------------------------------
+
+
+def test_watch_answers_at_once_when_there_is_news_already():
+    async def story():
+        async with World() as world:
+            await world.submit("a")
+            seconds, answer = await seconds_of(world.actor.watch("a", 0, 30))
+            assert seconds == 0
+            assert answer["version"] >= 1
+
+    run(story)
+
+
+def test_watch_answers_on_a_change():
+    async def story():
+        async with World(HeldBackCluster()) as world:
+            await world.submit("a")
+            seen = (await world.actor.watch("a", 0, 0))["version"]
+            watching = asyncio.create_task(seconds_of(world.actor.watch("a", seen, 30)))
+            await world.pass_seconds(7)
+            world.cluster.let("/a")
+            seconds, answer = await watching
+            assert 7 <= seconds < 7.1
+            assert (answer["request"]["status"], answer["version"]) == ("allocated", seen + 1)
+
+    run(story)
+
+
+def test_watch_answers_when_its_time_is_up_and_never_later_than_a_minute():
+    async def story():
+        async with World(HeldBackCluster()) as world:
+            await world.submit("a")
+            seen = (await world.actor.watch("a", 0, 0))["version"]
+            for asked, waited in ((5, 5), (3600, 60)):
+                seconds, answer = await seconds_of(world.actor.watch("a", seen, asked))
+                assert seconds == pytest.approx(waited)
+                assert answer["version"] == seen
+
+    run(story)
+
+
+def test_everybody_who_watches_is_told_of_a_notice_and_of_the_end():
+    async def story():
+        async with World(FakeCluster(), [pool(grace_seconds=10)], TWO_TEAMS) as world:
+            await world.run("victim", "low", gpu=8)
+            seen = (await world.actor.watch("victim", 0, 0))["version"]
+            watching = [asyncio.create_task(world.actor.watch("victim", seen, 30)) for _ in range(3)]
+            await world.pass_seconds(0.1)
+            await world.submit("high", "high", gpu=8)
+            answers = await asyncio.gather(*watching)
+            assert {answer["request"]["status"] for answer in answers} == {"preempting"}
+            assert answers[0]["request"]["deadline"] == pytest.approx(now() + 10, abs=0.2)
+            answer = await world.actor.watch("victim", answers[0]["version"], 30)
+            assert answer["request"]["status"] == "preempted"
+
+    run(story)
+
+
+def test_a_watcher_of_a_request_that_is_forgotten_is_told_so_at_once():
+    async def story():
+        async with World() as world:
+            await world.run("a")
+            await world.actor.release("a")
+            await world.pass_seconds(1)
+            seen = (await world.actor.watch("a", 0, 0))["version"]
+            watching = asyncio.create_task(seconds_of(world.actor.watch("a", seen, 30)))
+            await world.pass_seconds(1)
+            await world.actor.forget("a")
+            with pytest.raises(Refused, match="there is no request 'a'"):
+                await watching
+            assert now() < 1010
+
+    run(story)
+
+
+def test_no_watcher_is_left_behind():
+    async def story():
+        async with World(HeldBackCluster()) as world:
+            await world.submit("a")
+            for _ in range(5):
+                await world.actor.watch("a", 99, 1)
+            watching = asyncio.create_task(world.actor.watch("a", 99, 30))
+            await world.pass_seconds(1)
+            watching.cancel()
+            await world.pass_seconds(1)
+            assert world.actor._watchers == {}
+
+    run(story)
+
+
+# --- time -------------------------------------------------------------------------------------
+
+
+def test_the_grace_is_over_when_it_is_over_though_nobody_calls():
+    async def story():
+        async with World(FakeCluster(), [pool(grace_seconds=10)], TWO_TEAMS) as world:
+            await world.run("victim", "low", gpu=8)
+            await world.submit("high", "high", gpu=8)
+            await world.pass_seconds(9.9)
+            assert await world.status("victim") == "preempting"
+            await world.pass_seconds(0.2)
+            assert (await world.status("victim"), await world.status("high")) == ("preempted", "allocated")
+
+    run(story)
+
+
+def test_a_clock_that_runs_backwards_does_no_harm():
+    async def story():
+        async with World() as world:
+            await world.run("a")
+            world.actor._clock = lambda: 0.0
+            await world.actor.release("a")
+            assert (await world.view("a"))["ended_at"] >= (await world.view("a"))["granted_at"]
+
+    run(story)
+
+
+# --- owners -----------------------------------------------------------------------------------
+
+
+def test_the_end_of_a_job_cancels_what_belongs_to_it_and_nothing_else():
+    async def story():
+        async with World() as world:
+            await world.run("a", job="job1")
+            await world.run("detached", job="job1", lifetime="detached")
+            await world.run("other", job="job2")
+            await world.run("nobodys")
+            await world.submit("waits", gpu=8, job="job1")
+            world.cluster.jobs_dead.add("job1")
+            await world.pass_seconds(1)
+            for id in ("a", "waits"):
+                view = await world.view(id)
+                assert (view["status"], view["reason"]) == ("cancelled", "its job ended")
+            for id in ("detached", "other", "nobodys"):
+                assert await world.status(id) == "allocated"
+            assert world.cluster.there() == [f"raypool/p/red/{id}" for id in ("detached", "other", "nobodys")]
+
+    run(story)
+
+
+def test_a_dead_actor_gives_back_what_it_lived_in():
+    async def story():
+        async with World() as world:
+            for id in ("a", "b"):
+                await world.run(id)
+                await world.actor.attach_actor(id, f"actor-{id}")
+            await world.pass_seconds(1)
+            world.cluster.actors_dead.add("actor-a")
+            await world.pass_seconds(1)
+            assert (await world.status("a"), await world.status("b")) == ("released", "allocated")
+            with pytest.raises(Refused, match="there is no request"):
+                await world.actor.attach_actor("x", "actor-x")
+
+    run(story)
+
+
+def test_dead_owners_are_still_found_after_the_gcs_was_away():
+    async def story():
+        async with World(AwayCluster()) as world:
+            await world.run("a", job="job1")
+            world.cluster.away = True
+            world.cluster.jobs_dead.add("job1")
+            await world.pass_seconds(5)
+            assert await world.status("a") == "allocated"
+            world.cluster.away = False
+            await world.pass_seconds(3)
+            assert await world.status("a") == "cancelled"
+            assert world.free() == 8
+
+    run(story)
+
+
+# --- the whole --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cluster", [FakeCluster, HeldBackCluster], ids=lambda one: one.__name__)
+def test_end_all_returns_when_every_group_is_gone(cluster):
+    async def story():
+        async with World(cluster(node("n1", 4))) as world:
+            for id in "abc":
+                await world.submit(id, gpu=2)
+            await world.pass_seconds(0.1)
+            await world.submit("late", gpu=1)
+            ending = asyncio.create_task(world.actor.end_all("the broker was stopped"))
+            await world.pass_seconds(5)
+            if cluster is HeldBackCluster:
+                assert not ending.done()
+                for group in list(world.cluster.groups.values()):
+                    world.cluster.let(group.name)
+            await ending
+            assert world.cluster.there() == []
+            assert world.cluster.store == {}
+            for one in await world.actor.requests():
+                assert (one["status"], one["reason"]) == ("cancelled", "the broker was stopped")
+            assert world.free() == 8
+
+    run(story)
+
+
+def test_end_all_waits_for_a_group_whose_making_has_only_just_begun():
+    async def story():
+        async with World() as world:
+            await world.submit("a")
+            while not world.actor._placements._in("creating"):
+                await asyncio.sleep(0)
+            await world.actor.end_all("the broker was stopped")
+            await world.pass_seconds(5)
+            assert (world.cluster.there(), world.cluster.store) == ([], {})
+
+    run(story)
+
+
+def test_pools_and_policies_survive_in_the_store_as_they_stand():
+    async def story():
+        async with World() as world:
+            await world.actor.apply({"pools": [pool("q")], "policies": [policy("blue", "q")], "unmanaged": "allow"})
+            await world.actor.detach_policy("q", "blue", "team")
+            await world.actor.apply({"pools": [pool("r")]})
+            await world.actor.delete_pool("r")
+            world.crash()
+        after = World(world.cluster)
+        await after.actor.begin()
+        assert await after.actor.config() == await world.actor.config()
+        assert [one["name"] for one in (await after.actor.config())["pools"]] == ["p", "q"]
+        assert (await after.actor.config())["unmanaged"] == "allow"
+
+    run(story)
+
+
+def test_apply_returns_what_is_allowed_but_rarely_meant():
+    async def story():
+        async with World() as world:
+            metered = {"name": "p", "capacity": {"gpu": 8, "mcpu": 8000}}
+            warnings = await world.actor.apply({"pools": [metered], "policies": [policy(reserved={"gpu": 2})]})
+            assert warnings == (await world.actor.overview())["warnings"]
+            assert "reserves no mcpu" in warnings[0]
+
+    run(story)
+
+
+def test_what_is_kept_per_request_is_forgotten_with_it():
+    async def story():
+        async with World() as world:
+            world.actor.broker.ended_kept = 5
+            for index in range(20):
+                await world.run(f"r{index}")
+                await world.actor.release(f"r{index}")
+                await world.pass_seconds(0.1)
+            await world.pass_seconds(1)
+            kept = {one["id"] for one in await world.actor.requests()}
+            assert len(kept) == 5
+            assert set(world.actor._versions) == kept
+            assert set(world.actor._groups.values()) == kept
+
+    run(story)
+
+
+def test_an_error_of_our_own_does_not_silence_the_broker():
+    async def story():
+        async with World() as world:
+
+            def broken(instruction):
+                raise AssertionError("a bug")
+
+            whole, world.actor._place = world.actor._place, broken
+            with pytest.raises(AssertionError, match="a bug"):
+                await world.submit("a")
+            world.actor._place = whole
+            await world.run("b")
+            await world.actor.release("b")
+            await world.pass_seconds(1)
+            assert world.free() == 7
+
+    run(story)

@@ -1,0 +1,203 @@
+"""What the documentation says is so: its snippets load, run or compile, and its links lead somewhere."""
+
+from __future__ import annotations
+
+import doctest
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+import raypool
+from raypool.cli.main import main as raypool_main
+from raypool.core import bundles
+from raypool.core.reasons import Reason
+from raypool.simulation import run, scenario
+from raypool.spec import BrokerConfig, PolicySpec, PoolSpec, RequestSpec, ResourceSettings
+
+from .pages import PAGES, ROOT, Block, all_blocks
+
+NAMED_IN = [ROOT / "docs" / "using.md", ROOT / "docs" / "pools.md"]
+
+
+def ids(values: list[Any]) -> list[str]:
+    return [one.where if isinstance(one, Block) else str(one.relative_to(ROOT)) for one in values]
+
+
+def each(values: list[Any], name: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(name, values, ids=ids(values))
+
+
+# --- snippets ---------------------------------------------------------------------------------
+
+
+def documents(block: Block) -> list[dict[str, Any]]:
+    return [one for one in yaml.safe_load_all(block.text) if isinstance(one, dict)]
+
+
+YAML = all_blocks("yaml")
+SCENARIOS = [block for block in YAML if any("timeline" in one for one in documents(block))]
+CONFIGS = [
+    block
+    for block in YAML
+    if block not in SCENARIOS and any("pools" in one or "policies" in one for one in documents(block))
+]
+
+
+@each(CONFIGS, "block")
+def test_pools_in_the_docs_load(block: Block) -> None:
+    BrokerConfig.from_yaml(block.text)
+
+
+@each(SCENARIOS, "block")
+def test_scenarios_in_the_docs_come_out_as_written(block: Block) -> None:
+    for document in documents(block):
+        report = raypool.simulate(document)
+        assert report.passed, "\n".join(report.failures)
+
+
+@each(all_blocks("python"), "block")
+def test_python_in_the_docs_compiles(block: Block) -> None:
+    compile("\n" * (block.line - 1) + block.text, str(block.page), "exec", flags=0x2000)  # a bare `await` is meant
+
+
+def test_the_docs_have_pools_scenarios_and_programs() -> None:
+    assert CONFIGS and SCENARIOS and all_blocks("python"), "the tests of the docs look at nothing"
+
+
+@each(all_blocks("pycon"), "block")
+def test_examples_with_a_prompt_print_what_they_say(block: Block) -> None:
+    example = doctest.DocTestParser().get_doctest(block.text, {}, block.where, str(block.page), block.line - 1)
+    assert not doctest.DocTestRunner().run(example).failed
+
+
+@pytest.mark.parametrize("module", [raypool.spec, bundles, run, scenario], ids=lambda module: module.__name__)
+def test_examples_in_docstrings_print_what_they_say(module: Any) -> None:
+    assert not doctest.testmod(module).failed
+
+
+# --- commands ---------------------------------------------------------------------------------
+
+
+def written_commands() -> list[tuple[str, str]]:
+    """Every `raypool ...` of a console block, with its place; also the one behind `ray job submit --`."""
+    found = []
+    for block in all_blocks("console"):
+        for line in block.commands:
+            start = re.search(r"(^|-- )(?=raypool )", line)
+            if start:
+                found.append((block.where, line[start.end() :]))
+    return found
+
+
+@pytest.mark.parametrize(("where", "line"), written_commands(), ids=lambda value: str(value))
+def test_the_command_line_takes_the_commands_in_the_docs(where: str, line: str, tmp_path: Path) -> None:
+    words = shlex.split(line.partition(" > ")[0].partition(" | ")[0])[1:]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        for word in words:
+            if word.endswith(".yaml"):
+                (tmp_path / word).parent.mkdir(parents=True, exist_ok=True)
+                (tmp_path / word).touch()
+        command: click.Command = raypool_main
+        context = click.Context(command, info_name="raypool")
+        while isinstance(command, click.Group):
+            with command.make_context(context.info_name, words, parent=context.parent) as parsed:
+                name, found, words = command.resolve_command(parsed, [*parsed._protected_args, *parsed.args])
+            assert found is not None, f"{where}: no command '{name}'"
+            command, context = found, click.Context(found, info_name=name, parent=parsed)
+        command.make_context(context.info_name, words, parent=context.parent).close()
+
+
+def every_command(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from every_command(found, f"{path} {name}")
+    else:
+        yield path, command
+
+
+def test_every_command_and_option_is_in_the_page_of_the_commands() -> None:
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    parts = re.split(r"^### ", page, flags=re.MULTILINE)
+    sections = {part.partition("\n")[0].strip("` "): part for part in parts}
+    missing = []
+    for path, command in every_command(raypool_main, "raypool"):
+        section = next((text for title, text in sections.items() if (title + " ").startswith(path + " ")), "")
+        if not section:
+            missing.append(path)
+            continue
+        for option in command.params:
+            if isinstance(option, click.Option) and "--address" not in option.opts:
+                missing += [f"{path} {name}" for name in option.opts if name.startswith("--") and name not in section]
+    assert not missing
+
+
+# --- links and names --------------------------------------------------------------------------
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of the page's headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    found = set()
+    for heading in re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE):
+        kept = re.sub(r"[^\w\- ]", "", heading.lower())
+        found.add(kept.strip().replace(" ", "-"))
+    return found
+
+
+@each(PAGES, "page")
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"https?://", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        found = target.exists() and ROOT in (target, *target.parents)
+        if not found or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert not broken
+
+
+@pytest.mark.parametrize("name", [name for name in raypool.__all__ if not name.startswith("_")])
+def test_every_public_name_is_explained(name: str) -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in NAMED_IN)
+    assert re.search(rf"\b{name}\b", text), f"'{name}' is in raypool.__all__ and in none of {ids(NAMED_IN)}"
+
+
+@pytest.mark.parametrize("spec", [ResourceSettings, PoolSpec, PolicySpec, RequestSpec, BrokerConfig])
+def test_every_field_is_explained(spec: Any) -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in NAMED_IN)
+    assert [name for name in spec.model_fields if f"`{name}`" not in text] == []
+
+
+def all_reasons(kind: type[Reason]) -> Iterator[type[Reason]]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from all_reasons(one)
+
+
+def test_every_reason_is_in_the_table_of_reasons() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    assert [kind.rule for kind in all_reasons(Reason) if f"`{kind.rule}`" not in page] == []
+
+
+def test_the_project_stands_alone() -> None:
+    """Nothing in it leads to a place outside it."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    outside = re.compile(rb"\.\./shared|shared/conformance|/work/(main|wt|shared)")
+    files = [ROOT / name for name in listed.stdout.splitlines() if name != "tests/test_docs.py"]
+    assert [str(file) for file in files if file.is_file() and outside.search(file.read_bytes())] == []
