@@ -91,6 +91,7 @@ def _running(nodes: int, gpus_per_node: int, cpus_per_node: int) -> Iterator[Any
             dashboard_port=dashboard_port,
             dashboard_agent_listen_port=agent_port,
             no_monitor=True,  # nothing to scale here
+            _system_config={"raylet_report_resources_period_milliseconds": 10},  # why: see cluster.yaml
             **small,
         )
         for _ in range(nodes):
