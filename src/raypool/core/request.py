@@ -68,8 +68,8 @@ class Request:
 
     __slots__ = (
         "accepted", "allocation", "back_offs", "deadline", "demand", "ended_at", "granted_at", "grants",
-        "held_out", "id", "job", "mark", "number", "placement_failures", "preempted_by", "preemptible", "queued", "reason", "spec",
-        "status", "submitted_at",
+        "held_out", "id", "job", "mark", "number", "placement_failures", "preempted_by", "preemptible",
+        "queued", "reason", "spec", "status", "submitted_at",
     )  # fmt: skip
 
     def __init__(self, spec: RequestSpec, number: int, now: float, job: str | None = None) -> None:
