@@ -3,7 +3,8 @@
 A history knows nothing of an implementation: where an event needs a current state it carries an
 index, ("grace_over", 7) being the one at 7 % len among the ids that are preempting just then, in
 sorted order, and nothing if there is none. So two implementations can play the same history
-(`trace`) and be compared line by line.
+(`trace`) and be compared line by line. In some histories the next event is the most eventful of a few,
+as the oracle sees it: where histories are only thrown, few evict.
 """
 
 import copy

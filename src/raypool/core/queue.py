@@ -10,16 +10,25 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from raypool.core.ledger import Account
+from raypool.core.ledger import Account, Standing
 from raypool.core.request import Need, Request
 
 GroupKey = tuple[tuple[str, str], Need, bool]
 
+REST = 2
+"""The third class of the walk's order: not inside its reserve."""
+
+Rank = tuple[int, int, int]
+Entry = tuple[int, int, int, Request, "Group"]
+
 
 class Group:
-    """Waiting requests that are alike, ascending by submission number."""
+    """Waiting requests that are alike, ascending by submission number. Never empty while it is queued.
 
-    __slots__ = ("_inside", "_judged_at", "account", "key", "members", "need", "preemptible")
+    What a walk asks of it first (`entry`) is kept until its policy's figures or its first member change.
+    """
+
+    __slots__ = ("_entry", "_judged_at", "account", "key", "members", "need", "preemptible")
 
     def __init__(self, key: GroupKey, account: Account) -> None:
         self.key = key
@@ -27,17 +36,26 @@ class Group:
         self.need: Need = key[1]
         self.preemptible = key[2]
         self.members: OrderedDict[int, Request] = OrderedDict()
+        self._entry: Entry | None = None
         self._judged_at = -1
-        self._inside = False
+
+    def place(self, standing: Standing) -> int:
+        """The first criterion of the walk's order: 0 not preemptible and inside its reserve, 1 preemptible
+        and inside, 2 the rest."""
+        return int(self.preemptible) if standing.inside_reserve(self.need, self.preemptible) else REST
+
+    def entry(self) -> Entry:
+        """Where its first member stands, on the ledger's own figures, with the member and the group."""
+        account = self.account
+        if self._entry is None or self._judged_at != account.changes:
+            request = self.first
+            self._entry = (self.place(account), -account.priority, request.number, request, self)
+            self._judged_at = account.changes
+        return self._entry
 
     @property
-    def inside_reserve(self) -> bool:
-        """Whether its next member is inside its policy's reserve, on the figures as they stand."""
-        account = self.account
-        if self._judged_at != account.changes:
-            self._judged_at = account.changes
-            self._inside = account.inside_reserve(self.need, self.preemptible)
-        return self._inside
+    def first(self) -> Request:
+        return next(iter(self.members.values()))
 
     def add(self, request: Request) -> None:
         last = next(reversed(self.members), -1)
@@ -45,6 +63,11 @@ class Group:
         if request.number < last:
             # Somebody went back to his place. Rare, so it may cost the length of the group.
             self.members = OrderedDict(sorted(self.members.items()))
+            self._entry = None
+
+    def remove(self, request: Request) -> None:
+        del self.members[request.number]
+        self._entry = None
 
 
 class Queue:
@@ -64,7 +87,7 @@ class Queue:
     def remove(self, request: Request, need: Need) -> None:
         key = (request.owner, need, request.preemptible)
         group = self.groups[key]
-        del group.members[request.number]
+        group.remove(request)
         if not group.members:
             del self.groups[key]
 

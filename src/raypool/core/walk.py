@@ -16,13 +16,8 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 
 from raypool.core.ledger import Account, Ledger, Standing
-from raypool.core.queue import Group, Queue
+from raypool.core.queue import REST, Entry, Group, Queue, Rank
 from raypool.core.request import Need, Request
-
-REST = 2  # the third class: not inside its reserve
-
-Rank = tuple[int, int, int]
-_Entry = tuple[int, int, int, Request, Group, Iterator[Request]]
 
 
 class Figures:
@@ -53,6 +48,11 @@ class Figures:
                 standing.used[key] -= amount
                 standing.staying[key] -= amount
         return figures
+
+    @property
+    def untouched(self) -> bool:
+        """Whether these are still the ledger's own figures."""
+        return not self._standings
 
     def standing(self, account: Account) -> Standing:
         return self._standings.get(account, account)
@@ -109,7 +109,7 @@ class Outcome:
         self.group: Group | None = None
         self.set_aside: dict[Request, Group] = {}
         self.held_back: dict[Account, str] = {}
-        self.behind: list[_Entry] = []
+        self.behind: list[Entry] = []
         self.marks_done = False
         self.eviction_tried: object = None
 
@@ -124,14 +124,13 @@ class Outcome:
     def backfill(self) -> Request | None:
         """Of those behind the blocked one, who may run meanwhile (semantics 5, step 4)."""
         best: tuple[Rank, Request] | None = None
-        for _, _, number, request, group, _ in self.behind:
+        for _, _, number, request, group in self.behind:
             standing = self.figures.standing(group.account)
-            inside = standing.inside_reserve(group.need, group.preemptible)
             if not group.preemptible or not self.figures.fits(standing, group.need):
                 continue
-            if not inside and (group.account in self.held_back or standing.over_limit(group.need)):
+            candidate = rank(standing, group, number)
+            if candidate[0] == REST and (group.account in self.held_back or standing.over_limit(group.need)):
                 continue
-            candidate = (1 if inside else REST, -group.account.priority, number)
             if best is None or candidate < best[0]:
                 best = candidate, request
         return best[1] if best else None
@@ -139,12 +138,7 @@ class Outcome:
 
 def rank(standing: Standing, group: Group, number: int) -> Rank:
     """Where a request stands in the walk; smaller is earlier."""
-    account = group.account
-    if standing is account:
-        inside = group.inside_reserve
-    else:
-        inside = standing.inside_reserve(group.need, group.preemptible)
-    return (int(group.preemptible) if inside else REST), -account.priority, number
+    return group.place(standing), -group.account.priority, number
 
 
 def walk(
@@ -162,18 +156,17 @@ def walk(
     """
     outcome = Outcome(figures)
     held_back = outcome.held_back
-    heap: list[_Entry] = []
-    for group in queue.groups.values():
-        _push(heap, figures, group, iter(group.members.values()))
-    heapq.heapify(heap)
+    heap = _first_of_each(queue, figures)
+    followers: dict[Group, Iterator[Request]] = {}
     while heap:
-        place, _, number, request, group, others = heap[0]
+        place, _, number, request, group = heap[0]
         standing = figures.standing(group.account)
         need, preemptible = group.need, group.preemptible
-        present = rank(standing, group, number)
-        if present[0] != place:  # set-asides have used up its reserve since
-            heapq.heapreplace(heap, (*present, request, group, others))
-            continue
+        if standing is not group.account:
+            present = rank(standing, group, number)
+            if present[0] != place:  # set-asides have used up its reserve since
+                heapq.heapreplace(heap, (*present, request, group))
+                continue
         heapq.heappop(heap)
         if place == REST:
             verdict = _passed_over(group, standing, request, held_back)
@@ -196,8 +189,28 @@ def walk(
             outcome.ending, outcome.request, outcome.group = Ending.BLOCKED, request, group
             outcome.behind = heap
             break
-        _push_next(heap, figures, group, others)
+        others = followers.get(group)
+        if others is None:
+            others = followers[group] = iter(group.members.values())
+            next(others)
+        follower = next(others, None)
+        if follower is not None:
+            present = rank(figures.standing(group.account), group, follower.number)
+            heapq.heappush(heap, (*present, follower, group))
     return outcome
+
+
+def _first_of_each(queue: Queue, figures: Figures) -> list[Entry]:
+    """A heap of the first member of each group."""
+    if figures.untouched:
+        heap = [group.entry() for group in queue.groups.values()]
+    else:
+        heap = []
+        for group in queue.groups.values():
+            request = group.first
+            heap.append((*rank(figures.standing(group.account), group, request.number), request, group))
+    heapq.heapify(heap)
+    return heap
 
 
 def _passed_over(group: Group, standing: Standing, request: Request, held_back: dict[Account, str]) -> str:
@@ -208,17 +221,3 @@ def _passed_over(group: Group, standing: Standing, request: Request, held_back: 
         held_back.setdefault(group.account, request.id)
         return "limit"
     return "held-back" if group.account in held_back else ""
-
-
-def _push(heap: list[_Entry], figures: Figures, group: Group, members: Iterator[Request]) -> None:
-    request = next(members, None)
-    if request is not None:
-        place = rank(figures.standing(group.account), group, request.number)
-        heap.append((*place, request, group, members))
-
-
-def _push_next(heap: list[_Entry], figures: Figures, group: Group, members: Iterator[Request]) -> None:
-    request = next(members, None)
-    if request is not None:
-        place = rank(figures.standing(group.account), group, request.number)
-        heapq.heappush(heap, (*place, request, group, members))
