@@ -19,14 +19,14 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 pure: $(STAMP)
-	$(BIN)/python -m pytest -q -n auto -m "not ray"
+	$(BIN)/python -m pytest -q -n auto -m "not ray" --ignore tests/ray
 
 ray: $(STAMP)
 	$(BIN)/python -m pytest -q -m ray
 
 # The pure tests play more random histories here than in `make check`.
 test: $(STAMP)
-	RAYPOOL_HISTORIES=300 $(BIN)/python -m pytest -q -n auto -m "not ray"
+	RAYPOOL_HISTORIES=300 $(BIN)/python -m pytest -q -n auto -m "not ray" --ignore tests/ray
 	$(BIN)/python -m pytest -q -m ray
 
 demo: $(STAMP)
