@@ -45,6 +45,9 @@ UNMETERED_UNLESS_LISTED = frozenset({MCPU, MEMORY_MB, STEP_RUN})
 MAX_AMOUNT = 10**15
 """No amount may be larger: sums of thousands of them must stay exact in JSON numbers."""
 
+SMALLEST_CPU = 0.0001
+"""Ray keeps resources in ten-thousandths; a bundle that would be empty holds this."""
+
 MEMORY_UNITS = {
     "KB": 10**3, "KiB": 2**10, "MB": 10**6, "MiB": 2**20, "GB": 10**9, "GiB": 2**30,
     "TB": 10**12, "TiB": 2**40, "PB": 10**15, "PiB": 2**50,

@@ -14,16 +14,13 @@ from raypool.core import events as ev
 from raypool.core.broker import Broker, World
 from raypool.core.config import warnings_of
 from raypool.errors import BrokerUnavailable, Refused
+from raypool.server.views import view_broker, view_pool, view_request, view_requests
 from raypool.spec import BrokerConfig, RequestSpec
 from raypool.view import (
     BrokerView,
     PolicyView,
     PoolView,
     RequestView,
-    view_broker,
-    view_pool,
-    view_request,
-    view_requests,
 )
 
 

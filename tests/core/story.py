@@ -7,8 +7,9 @@ from raypool.core import events as ev
 from raypool.core.broker import Broker, World
 from raypool.core.instructions import ChangeStatus, CreatePlacementGroup, RemovePlacementGroup, WarnHolder
 from raypool.core.nodes import Node
+from raypool.server.views import view_request
 from raypool.spec import BrokerConfig, RequestSpec
-from raypool.view import RequestView, view_request
+from raypool.view import RequestView
 
 
 def pool(name="p", gpu=8, **fields):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from raypool.core.bundles import SMALLEST_CPU, bundles_of, describe_bundle
-from raypool.spec import RequestSpec
+from raypool.core.bundles import bundles_of, describe_bundle
+from raypool.spec import SMALLEST_CPU, RequestSpec
 
 TPU = {"tpu": "TPU"}
 

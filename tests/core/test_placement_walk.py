@@ -10,8 +10,8 @@ from raypool.core.instructions import ChangeStatus, CreatePlacementGroup, Remove
 from raypool.core.nodes import Node
 from raypool.core.status import Status
 from raypool.errors import Refused
+from raypool.server.views import view_broker, view_requests
 from raypool.spec import BrokerConfig, RequestSpec
-from raypool.view import view_broker, view_requests
 
 POOLS = ("p", "q")
 TEAMS = ("red", "blue", "green")

@@ -1,9 +1,11 @@
 """Starting, finding and asking a broker: `start()`, `stop()`, `connect()`, `Client`.
 
-client = raypool.connect()
-client.pools()
-client.requests(status="pending")
-client.why(request_id)
+    client = raypool.connect()
+    client.pools()
+    client.requests(status="pending")
+    client.why(request_id)
+
+The specs come in where they are needed: a query from a terminal does without them, and is there sooner.
 """
 
 from __future__ import annotations
@@ -13,15 +15,17 @@ import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import ray
 from ray._private.services import canonicalize_bootstrap_address_or_die
 
 from raypool.client.broker import NAME, NAMESPACE, BrokerLine, find_broker, job_id, job_metadata
 from raypool.errors import SpecError
-from raypool.spec import BrokerConfig, RequestSpec
 from raypool.view import BrokerView, PolicyView, PoolView, RequestView
+
+if TYPE_CHECKING:
+    from raypool.spec import BrokerConfig, RequestSpec
 
 MAX_CONCURRENCY = 15_000
 """Calls that the broker may hold at once; most of them are parked long-polls."""
@@ -29,7 +33,7 @@ MAX_CONCURRENCY = 15_000
 _ANSWER_SECONDS = 5.0
 """How long a cluster's address may take to accept a connection."""
 
-Config = BrokerConfig | Mapping[str, Any] | str | Path | None
+Config: TypeAlias = "BrokerConfig | Mapping[str, Any] | str | Path | None"
 
 
 def start(config: Config = None, *, address: str | None = None) -> Client:
@@ -76,6 +80,8 @@ def connect(address: str | None = None) -> Client:
 
 
 def _load(config: Config) -> BrokerConfig:
+    from raypool.spec import BrokerConfig
+
     if config is None:
         return BrokerConfig()
     if isinstance(config, BrokerConfig):
@@ -124,7 +130,7 @@ def _expect_answer(where: str) -> None:
 def _broker_actor() -> Any:
     """The one place where the broker's class becomes an actor: detached, restarted for ever, on the
     head node, never inside a placement group."""
-    from raypool.server.actor import BrokerActor
+    from raypool.server.ray_actor import BrokerActor
 
     return (
         ray.remote(BrokerActor)
@@ -196,6 +202,8 @@ class Client:
 
     def config(self) -> BrokerConfig:
         """Pools and policies as they stand."""
+        from raypool.spec import BrokerConfig
+
         loaded: BrokerConfig = BrokerConfig.load(self._line.call("config"))
         return loaded
 
@@ -261,6 +269,8 @@ class Client:
 
 def request_spec(spec: RequestSpec | Mapping[str, Any] | None = None, **fields: Any) -> RequestSpec:
     """A RequestSpec of one, or of its fields, with the component found if it is not given."""
+    from raypool.spec import RequestSpec
+
     if isinstance(spec, RequestSpec):
         if fields:
             raise SpecError("give either a RequestSpec or its fields, not both")

@@ -26,8 +26,8 @@ from raypool.client.client import request_spec
 from raypool.client.waiting import acquire, acquire_async, end_of
 from raypool.client.watch import PreemptionNotice, Watch, follow
 from raypool.errors import LeaseEnded, Preempted, RaypoolError, Refused, RequestCancelled, SpecError
-from raypool.spec import RequestSpec, ResourceSettings
-from raypool.view import SMALLEST_CPU, RequestView
+from raypool.spec import SMALLEST_CPU, RequestSpec, ResourceSettings
+from raypool.view import RequestView
 
 __all__ = ["Lease", "PreemptionNotice", "lease"]
 

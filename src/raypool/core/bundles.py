@@ -11,12 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from decimal import ROUND_CEILING, Decimal
 
-from raypool.spec import GPU, MCPU, MEMORY_MB, RequestSpec, ResourceSettings, parse_memory
+from raypool.spec import GPU, MCPU, MEMORY_MB, SMALLEST_CPU, RequestSpec, ResourceSettings, parse_memory
 
 Bundle = Mapping[str, float]
-
-SMALLEST_CPU = 0.0001
-"""Ray keeps resources in ten-thousandths; a bundle must hold something."""
 
 
 def bundles_of(spec: RequestSpec, ray_resources: Mapping[str, str]) -> tuple[dict[str, float], ...]:

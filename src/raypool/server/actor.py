@@ -29,9 +29,9 @@ from raypool.core.request import Request
 from raypool.errors import Refused, SpecError
 from raypool.server.cluster import RayCluster
 from raypool.server.placement import GROUP_PREFIX, Placement, Placements, answered
+from raypool.server.views import view_broker, view_pool, view_request, view_requests
 from raypool.spec import BrokerConfig, RequestSpec
 from raypool.version import __version__
-from raypool.view import view_broker, view_pool, view_request, view_requests
 
 logger = logging.getLogger("raypool")
 
@@ -374,11 +374,3 @@ def _pools_of(request: Request) -> set[str]:
     if request.allocation is not None and request.allocation.pool is not None:
         names.add(request.allocation.pool.name)
     return names
-
-
-class BrokerActor(PoolBroker):
-    """The broker on a real cluster. Ray runs this `__init__` on the actor's event loop."""
-
-    async def __init__(self) -> None:  # type: ignore[misc]
-        super().__init__(RayCluster())
-        await self.begin()

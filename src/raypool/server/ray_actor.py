@@ -1,0 +1,40 @@
+"""The broker's class as Ray sees it.
+
+Whoever looks the broker up has Ray import this module, also a command that only wants to list pools. So
+it imports nothing: the broker itself (actor.py) comes in where the actor runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+CALLS = (
+    "hello", "apply", "check", "detach_policy", "delete_pool", "config",
+    "submit", "watch", "release", "cancel", "forget", "attach_actor",
+    "describe", "requests", "pool", "overview", "request_of_group", "end_all",
+)  # fmt: skip
+"""The calls of `PoolBroker`, which say what they take and return."""
+
+
+class BrokerActor:
+    """Passes each of `CALLS` on to a `PoolBroker` on this cluster."""
+
+    async def __init__(self) -> None:  # type: ignore[misc]  # Ray runs it on the actor's event loop
+        from raypool.server.actor import PoolBroker
+        from raypool.server.cluster import RayCluster
+
+        self.broker = PoolBroker(RayCluster())
+        await self.broker.begin()
+
+
+def _passed_on(name: str) -> Callable[..., Any]:
+    async def call(self: BrokerActor, *args: Any, **more: Any) -> Any:
+        return await getattr(self.broker, name)(*args, **more)
+
+    call.__name__ = name
+    return call
+
+
+for _name in CALLS:
+    setattr(BrokerActor, _name, _passed_on(_name))

@@ -1,0 +1,153 @@
+"""Makes what people see (view.py) from the core, by reading it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from raypool.core.broker import Broker
+from raypool.core.explain import explanation_of, wait_reasons
+from raypool.core.pool import Pool, by_preference
+from raypool.core.reasons import BeingPlaced, Evicted
+from raypool.core.request import Allocation, Request
+from raypool.view import BrokerView, PolicyView, PoolView, RequestView
+
+
+def view_request(broker: Broker, request: Request, borrowed: dict[str, int] | None = None) -> RequestView:
+    """`borrowed` saves work when many are viewed: see `view_requests`."""
+    spec, allocation = request.spec, request.allocation
+    assert request.status is not None
+    reasons = wait_reasons(broker, request)
+    reason = next(iter(reasons.values()), None) or request.reason
+    evicted = request.reason if isinstance(request.reason, Evicted) else None
+    if borrowed is None:
+        borrowed = _borrowed_in(allocation.pool).get(request.id, {}) if allocation and allocation.pool else {}
+    pools = by_preference(request)
+    return RequestView(
+        id=request.id,
+        number=request.number,
+        component=spec.component,
+        component_type=spec.component_type,
+        status=request.status.value,
+        pool=request.pool,
+        reason=reason.sentence if reason else None,
+        rule=reason.rule if reason else None,
+        reasons={pool: why.sentence for pool, why in reasons.items()},
+        position=explanation_of(pools[0]).position(request) if pools else None,
+        placing=isinstance(reason, BeingPlaced),
+        demand=dict(request.demand),
+        borrowed=borrowed,
+        preemptible=request.preemptible,
+        workers=len(spec.bundle_list()),
+        strategy=spec.strategy,
+        pinned=spec.pool,
+        submitted_at=request.submitted_at,
+        granted_at=request.granted_at,
+        ended_at=request.ended_at,
+        deadline=request.deadline,
+        preempted_by=request.preempted_by,
+        preempted_by_component=evicted.by_component if evicted else None,
+        preemption_rule=evicted.why if evicted else None,
+        opportunistic=allocation.opportunistic if allocation else False,
+        attempt=request.grants,
+        group_id=(allocation.group_id or None) if allocation else None,
+        nodes=list(allocation.nodes) if allocation else [],
+        bundles=[dict(one) for one in broker.bundles(spec, allocation.pool)] if allocation else [],
+        job=request.job,
+        lifetime=spec.lifetime,
+        retry_of=spec.retry_of,
+        description=spec.description,
+    )
+
+
+def view_requests(broker: Broker, requests: Iterable[Request]) -> list[RequestView]:
+    """Many at once: each policy's line is read only once."""
+    borrowed: dict[str, dict[str, int]] = {}
+    for pool in broker.pools.values():
+        borrowed.update(_borrowed_in(pool))
+    return [view_request(broker, request, borrowed.get(request.id, {})) for request in requests]
+
+
+def _borrowed_in(pool: Pool) -> dict[str, dict[str, int]]:
+    return {
+        allocation.request.id: pool.ledger.by_key(above)
+        for account in pool.ledger.accounts.values()
+        for allocation, above in account.line()
+    }
+
+
+def view_pool(pool: Pool) -> PoolView:
+    ledger, spec = pool.ledger, pool.spec
+    policies = view_policies(pool)
+    return PoolView(
+        name=pool.name,
+        description=spec.description,
+        queueing=spec.queueing,
+        capacity=dict(spec.capacity),
+        used={key: most - ledger.free[ledger.index[key]] for key, most in spec.capacity.items()},
+        free={key: ledger.free[ledger.index[key]] for key in spec.capacity},
+        leaving={key: ledger.leaving[ledger.index[key]] for key in spec.capacity},
+        borrowed={key: sum(policy.borrowed.get(key, 0) for policy in policies) for key in spec.capacity},
+        queued=len(pool.queue),
+        active=sum(policy.active for policy in policies),
+        grace_seconds=spec.grace_seconds,
+        placement_timeout_seconds=spec.placement_timeout_seconds,
+        infeasible=spec.infeasible,
+        node_labels=dict(spec.node_labels),
+        ray_resources=dict(spec.ray_resources),
+        policies=policies,
+    )
+
+
+def view_policies(pool: Pool) -> list[PolicyView]:
+    """The pool's policies, highest priority first, then by name."""
+    ledger = pool.ledger
+    queued: dict[tuple[str, str], int] = {}
+    for group in pool.queue.groups.values():
+        queued[group.account.owner] = queued.get(group.account.owner, 0) + len(group.members)
+    views = []
+    for owner, account in sorted(ledger.accounts.items(), key=lambda item: (-item[1].priority, item[0])):
+        line: list[tuple[Allocation, tuple[tuple[int, int], ...]]] = list(account.line())
+        above: dict[str, int] = {}
+        for _, need in line:
+            for key, amount in ledger.by_key(need).items():
+                above[key] = above.get(key, 0) + amount
+        figures = zip(ledger.keys, account.used, account.staying, account.limit, strict=True)
+        used, leaving, limit = {}, {}, {}
+        for key, charged, staying, most in figures:
+            used[key], leaving[key], limit[key] = charged, charged - staying, most
+        views.append(
+            PolicyView(
+                pool=pool.name,
+                component=owner[0],
+                component_type=owner[1],
+                priority=account.priority,
+                reserved=dict(account.policy.reserved),
+                limit=limit,
+                used=used,
+                borrowed=above,
+                leaving=leaving,
+                queued=queued.get(owner, 0),
+                active=len(line),
+            )
+        )
+    return views
+
+
+def view_broker(
+    broker: Broker,
+    warnings: Iterable[str] = (),
+    started_at: float = 0.0,
+    version: str = "",
+) -> BrokerView:
+    counts: dict[str, int] = {}
+    for request in broker.requests.values():
+        assert request.status is not None
+        counts[request.status.value] = counts.get(request.status.value, 0) + 1
+    return BrokerView(
+        pools=[view_pool(pool) for _, pool in sorted(broker.pools.items())],
+        requests=counts,
+        unmanaged=broker.unmanaged,
+        warnings=list(warnings),
+        started_at=started_at,
+        version=version,
+    )
