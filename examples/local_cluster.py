@@ -67,6 +67,7 @@ def _set_environment(directory: str) -> Path:
     os.environ.update(
         PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # so `-- python job.py` is this Python
         RAY_TMPDIR=directory,
+        TMPDIR=directory,  # so that nothing of Ray's is left elsewhere
         RAY_AUTH_MODE="token",  # Ray listens on the network, and who can talk to it can run anything
         RAY_AUTH_TOKEN_PATH=str(token),
         RAY_USAGE_STATS_ENABLED="0",
