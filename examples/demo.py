@@ -11,7 +11,6 @@ against what the broker, the checkpoint file and Ray's job list say. Exit code 0
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import logging
 import shutil
@@ -54,7 +53,6 @@ def main() -> int:
     parser.add_argument("--timeout-seconds", type=float, default=240.0, help="give up after this (default: 240)")
     parser.add_argument("--plain", action="store_true", help="lines instead of a live table")
     asked = parser.parse_args()
-    exit_on_sigterm()
     console = Console(highlight=False)
     try:
         return run(console, live=console.is_terminal and not asked.plain, timeout_seconds=asked.timeout_seconds)
@@ -104,6 +102,7 @@ def start_broker(cluster: LocalCluster) -> Client:
     import ray
 
     ray.init(address=cluster.address, namespace="raypool", log_to_driver=False, logging_level=logging.ERROR)
+    exit_on_sigterm()
     return raypool.start(CONFIG)
 
 
@@ -155,19 +154,11 @@ class Jobs:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for team, process in self._processes.items():
-            if process.poll() is None:
-                self._stop(team)
-                process.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(10)
-                process.kill()
-
-    def _stop(self, team: str) -> None:
-        from ray.job_submission import JobSubmissionClient
-
-        with contextlib.suppress(RuntimeError):  # it may have ended just now, or never begun
-            JobSubmissionClient(self.cluster.dashboard).stop_job(team)
+        """The jobs themselves end with their cluster. Ray is not asked to stop them: Ctrl-C also reaches the
+        processes of its dashboard, and then it does not answer any more."""
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
 
 
 # --- what is seen -----------------------------------------------------------------------------

@@ -67,6 +67,7 @@ def _set_environment(directory: str) -> Path:
     os.environ.update(
         PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # so `-- python job.py` is this Python
         RAY_TMPDIR=directory,
+        TMPDIR=directory,  # so that nothing of Ray's is left elsewhere
         RAY_AUTH_MODE="token",  # Ray listens on the network, and who can talk to it can run anything
         RAY_AUTH_TOKEN_PATH=str(token),
         RAY_USAGE_STATS_ENABLED="0",
@@ -81,6 +82,7 @@ def _running(nodes: int, gpus_per_node: int, cpus_per_node: int) -> Iterator[Any
     import ray
     from ray.cluster_utils import Cluster
 
+    began = time.time()
     cluster = Cluster()
     small = {"object_store_memory": 80 * 1024 * 1024}
     dashboard_port, agent_port = _free_ports(2)
@@ -97,11 +99,25 @@ def _running(nodes: int, gpus_per_node: int, cpus_per_node: int) -> Iterator[Any
         for _ in range(nodes):
             cluster.add_node(wait=False, num_cpus=cpus_per_node, num_gpus=gpus_per_node, **small)
         cluster.wait_for_nodes()
+        exit_on_sigterm()
         yield cluster
     finally:
-        with _undisturbed():
+        with _undisturbed(), _nothing_left_since(began):
             ray.shutdown()
             cluster.shutdown()
+
+
+@contextlib.contextmanager
+def _nothing_left_since(began: float) -> Iterator[None]:
+    """Afterwards all that this process has started since then has ended, down to the drivers of jobs and the
+    agents of a node that Ctrl-C caught while it was starting."""
+    import psutil  # Ray brings it along
+
+    started = [one for one in psutil.Process().children(recursive=True) if one.create_time() >= began]
+    yield
+    for process in psutil.wait_procs(started, timeout=3)[1]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def _remove(directory: str) -> None:
@@ -133,16 +149,17 @@ def _undisturbed() -> Iterator[None]:
 
 
 def exit_on_sigterm() -> None:
-    """Makes SIGTERM clean up as Ctrl-C does."""
+    """Makes SIGTERM clean up as Ctrl-C does. Ray puts a handler of its own in the place of this one whenever
+    it starts a node or connects a driver: call it again after that."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 def main() -> None:
-    exit_on_sigterm()
     with contextlib.suppress(KeyboardInterrupt), local_cluster() as cluster:
         import raypool
 
         raypool.start(POOLS, address=cluster.address)
+        exit_on_sigterm()
         print(
             "\nThree nodes with four fake GPUs each, and a broker with examples/pools.yaml. In a second terminal:\n"
         )
