@@ -134,7 +134,7 @@ def earlier_group():
     return (
         story,
         "earlier-group",
-        "back in line: the placement group of its earlier grant in pool 'p' is being removed",
+        "back in line: the placement group of its earlier grant in pool 'p' must be gone first",
     )
 
 
