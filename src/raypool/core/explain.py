@@ -6,7 +6,6 @@ Read-only; made when somebody asks, kept until the pool changes.
 
 from __future__ import annotations
 
-from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from raypool.core.ledger import Standing
@@ -87,7 +86,7 @@ class Explanation:
             if rank_of_group < rank_of_own:
                 ahead += len(group.members)
             elif rank_of_group == rank_of_own:
-                ahead += sum(1 for _ in takewhile(request.number.__gt__, group.members))
+                ahead += group.before(request.number)
         return ahead + 1
 
     def number_all(self) -> None:
