@@ -213,3 +213,13 @@ def test_a_preempted_actor_dies_and_its_calls_raise(client: raypool.Client) -> N
     until(lambda: client.requests(status="preempted"), "it is evicted")
     with pytest.raises(ray.exceptions.RayActorError):
         ray.get(actor.ping.remote(), timeout=30)
+
+
+def test_a_limit_on_how_far_a_generator_runs_ahead_is_refused() -> None:
+    with pytest.raises(
+        raypool.SpecError, match=r"_generator_backpressure_num_objects: cannot .* use raypool.lease\(\)"
+    ):
+
+        @raypool.remote(component="sandbox", _generator_backpressure_num_objects=2)
+        def count() -> Any:
+            yield 1

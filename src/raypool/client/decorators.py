@@ -44,10 +44,18 @@ _USE_INSTEAD = {
     "max_task_retries": "a new actor: one that lost its place must ask the pool again",
     "get_if_exists": "ray.get_actor(name): an actor of a pool is always a new one",
     "concurrency_group": "Ray's own options on the methods",
+    "_generator_backpressure_num_objects": "raypool.lease() and lease.task_options(), with Ray's own generator",
 }
 """Ray's options that cannot work together with a pool, and what to write instead."""
 
-_HARMLESS = {"max_retries": 0, "max_restarts": 0, "max_task_retries": 0, "num_cpus": None, "num_gpus": None}
+_HARMLESS = {
+    "max_retries": 0,
+    "max_restarts": 0,
+    "max_task_retries": 0,
+    "num_cpus": None,
+    "num_gpus": None,
+    "_generator_backpressure_num_objects": None,
+}
 """Values of such options that ask for what a lease does anyway."""
 
 
