@@ -215,6 +215,19 @@ def test_a_preempted_actor_dies_and_its_calls_raise(client: raypool.Client) -> N
         ray.get(actor.ping.remote(), timeout=30)
 
 
+def test_a_pooled_class_cannot_be_inherited_from_and_says_what_to_do() -> None:
+    @raypool.remote
+    class Base:
+        pass
+
+    with pytest.raises(
+        TypeError, match=r"'Base' runs in pools and cannot be inherited from: .* decorate the subclass"
+    ):
+
+        class Derived(Base):  # type: ignore[valid-type,misc]
+            pass
+
+
 def test_a_limit_on_how_far_a_generator_runs_ahead_is_refused() -> None:
     with pytest.raises(
         raypool.SpecError, match=r"_generator_backpressure_num_objects: cannot .* use raypool.lease\(\)"

@@ -276,6 +276,12 @@ class PooledActorClass:
             self._made = ray.remote(**{**self._ray_options, "max_restarts": 0})(self._plain)
         return self._made
 
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        raise TypeError(
+            f"'{self.__name__}' runs in pools and cannot be inherited from: keep the class plain, inherit from that, "
+            "and decorate the subclass"
+        )
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(f"actors of '{self.__name__}' run in a pool: call {self.__name__}.remote()")
 
