@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import ray
 
 import raypool
 from raypool import ResourceSettings
+from raypool.client import dispatcher
 
 from .conftest import until
 
@@ -63,6 +65,18 @@ def test_references_pass_through_and_user_errors_keep_their_type(client: raypool
         ray.get(add.remote(1, 0), timeout=60)
     with pytest.raises(TypeError):
         add.remote(1)
+
+
+def test_an_error_of_the_function_shows_its_own_lines(client: raypool.Client) -> None:
+    client.apply(POOLS)
+
+    @raypool.remote(component="sandbox")
+    def look_up(key: str) -> int:
+        return {"a": 1}[key]
+
+    with pytest.raises(KeyError) as caught:
+        ray.get(look_up.remote("b"), timeout=60)
+    assert "in look_up" in str(caught.value) and 'return {"a": 1}[key]' in str(caught.value)
 
 
 def test_it_goes_on_top_of_ray_remote_and_keeps_its_options(client: raypool.Client) -> None:
@@ -146,6 +160,47 @@ def test_a_task_that_is_evicted_too_often_raises_preempted_with_who_took_it(
         ray.get(ref, timeout=60)
     assert (caught.value.by, caught.value.by_component, caught.value.pool) == (taker.id, "prod", "shared")
     assert caught.value.rule == "reclaim"
+
+
+def test_an_error_of_the_function_during_the_grace_is_its_own(client: raypool.Client, tmp_path: Path) -> None:
+    client.apply({**POOLS, "pools": [{"name": "shared", "capacity": {"gpu": 12}, "grace_seconds": 60}]})
+    started = tmp_path / "started"
+
+    @raypool.remote(component="sandbox", resources=ResourceSettings(gpu_count=4), workers=3)
+    def work() -> None:
+        lease = raypool.current_lease()
+        assert lease is not None
+        started.touch()
+        while not lease.preemption_notice:
+            time.sleep(0.02)
+        raise KeyError("no checkpoint")
+
+    ref = work.remote()
+    until(started.exists, "it runs", 60)
+    client.submit(component="prod", resources=ResourceSettings(gpu_count=2))
+    with pytest.raises(KeyError, match="no checkpoint"):
+        ray.get(ref, timeout=60)
+
+
+def test_only_its_own_preemption_is_counted(client: raypool.Client, tmp_path: Path) -> None:
+    client.apply(POOLS)
+
+    @raypool.remote(component="sandbox", max_preemptions=1)
+    def leave(mark: Path, request_id: str) -> None:
+        with mark.open("a") as file:
+            file.write("ran\n")
+        raise raypool.Preempted("this went wrong inside", request_id)
+
+    with pytest.raises(raypool.Preempted) as anothers:
+        ray.get(leave.remote(tmp_path / "anothers", "somebody-else"), timeout=60)
+    assert anothers.value.request_id == "somebody-else"
+    assert (tmp_path / "anothers").read_text() == "ran\n"
+
+    with pytest.raises(raypool.Preempted) as own:
+        ray.get(leave.remote(tmp_path / "own", ""), timeout=60)
+    assert (tmp_path / "own").read_text() == "ran\n" * 2
+    assert client.request(own.value.request_id).retry_of is not None
+    assert own.value.pool == "shared"
 
 
 def test_what_cannot_run_is_refused_with_the_figures(client: raypool.Client) -> None:
@@ -236,3 +291,37 @@ def test_a_limit_on_how_far_a_generator_runs_ahead_is_refused() -> None:
         @raypool.remote(component="sandbox", _generator_backpressure_num_objects=2)
         def count() -> Any:
             yield 1
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        ray.exceptions.RayTaskError("work", "its lines", ValueError("its SystemExit, caught"), ip="here"),
+        ray.exceptions.RayTaskError("work", "its lines", ray.exceptions.ActorDiedError(), ip="here"),
+        ray.exceptions.WorkerCrashedError(),
+    ],
+    ids=["an error of its own", "its child died first", "its worker died"],
+)
+def test_a_failure_is_a_preemption_if_the_broker_says_so(failure: ray.exceptions.RayError) -> None:
+    class Held:
+        """A lease whose end is known to the broker before anybody here has heard of it."""
+
+        def __init__(self, ending: raypool.Preempted | None) -> None:
+            self.ending = ending
+
+        def on_end(self, callback: Any) -> None:
+            pass
+
+        async def ending_now(self) -> raypool.Preempted | None:
+            return self.ending
+
+    async def work() -> None:
+        raise failure
+
+    call = dispatcher.Call(raypool.RequestSpec(component="sandbox").dump(), None, 3, False)
+    preempted = raypool.Preempted("it had to leave")
+    for ending, raised in ((None, failure), (preempted, preempted)):
+        with pytest.raises(type(raised)) as caught:
+            asyncio.run(dispatcher._Run(call)._guard(Held(ending), [], work()))
+        assert caught.value is raised
+    assert preempted.__cause__ is failure

@@ -28,14 +28,8 @@ from raypool.spec import RequestSpec
 
 logger = logging.getLogger("raypool")
 
-_GROUP_IS_GONE = (
-    ray.exceptions.WorkerCrashedError,
-    ray.exceptions.TaskPlacementGroupRemoved,
-    ray.exceptions.TaskCancelledError,
-    ray.exceptions.TaskUnschedulableError,
-    ray.exceptions.LocalRayletDiedError,
-    ray.exceptions.NodeDiedError,
-)
+FUNCTIONS_KEPT = 100
+"""How many functions a dispatcher remembers. One that was forgotten is fetched again with its next call."""
 
 
 @dataclass(frozen=True)
@@ -62,27 +56,27 @@ class Dispatcher:
         """
         run = _Run(call)
         while True:
-            async with run.lease() as lease:
-                try:
+            lease = run.lease()
+            try:
+                async with lease:
                     return await run.result(lease, await self._function(function), *packed)
-                except Preempted as error:
-                    run.preempted(lease, error)
+            except Preempted as error:
+                run.preempted(lease, error)
 
     async def stream(self, function: list[Any], call: Call, packed: tuple[Any, Any]) -> AsyncIterator[Any]:
         """The same for a generator. Once something was yielded, a preemption cannot be hidden any more."""
         run = _Run(call)
+        yielded = False
         while True:
-            yielded = False
-            async with run.lease() as lease:
-                try:
+            lease = run.lease()
+            try:
+                async with lease:
                     async for item in run.items(lease, await self._function(function), *packed):
                         yielded = True
                         yield item
                     return
-                except Preempted as error:
-                    if yielded:
-                        raise
-                    run.preempted(lease, error)
+            except Preempted as error:
+                run.preempted(lease, error, may_run_again=not yielded)
 
     async def _function(self, holder: list[Any]) -> Any:
         key = holder[0].hex()
@@ -102,18 +96,19 @@ class _Run:
     def lease(self) -> Lease:
         return Lease(self.spec, self.call.wait_timeout_seconds, self.call.capture_child_tasks)
 
-    def preempted(self, lease: Lease, error: Preempted) -> None:
+    def preempted(self, lease: Lease, error: Preempted, may_run_again: bool = True) -> None:
         """Goes on with a new request, or raises when it has happened too often.
 
-        The function itself may have raised the error, to leave early: then the broker's figures are
-        filled in.
+        A Preempted that names another request is not about this call: it is what the function raised,
+        as when a call inside of it was preempted too often.
         """
-        if not error.by and lease.preemption_notice is not None:
-            error = preempted(lease.view)
-        self.times += 1
-        if self.times > self.call.max_preemptions:
+        if error.request_id not in ("", lease.request_id):
             raise error
-        logger.warning("%s; queued again (%d of %d)", error, self.times, self.call.max_preemptions)
+        ours = _of_this_lease(lease, error)
+        self.times += 1
+        if self.times > self.call.max_preemptions or not may_run_again:
+            raise ours from error
+        logger.warning("%s; queued again (%d of %d)", ours, self.times, self.call.max_preemptions)
         self.spec = retry_of(self.spec)
 
     async def result(self, lease: Lease, function: Any, args: Any, kwargs: Any) -> Any:
@@ -135,8 +130,11 @@ class _Run:
     async def _guard(self, lease: Lease, refs: list[Any], work: Any) -> Any:
         """Waits for the work or for the end of its lease, whichever comes first.
 
-        When the lease ends first, what is stuck is cancelled: Ray would let it wait for ever. What
-        Ray reports of a removed group is raised as what the broker says of the lease.
+        When the lease ends first, what is stuck is cancelled: Ray would let it wait for ever. When the
+        work fails first, the broker is asked: a removal shows as an error of Ray's, or as anything that
+        the function makes of the death of its children or of its own SystemExit. The broker ends a
+        lease before it removes the group, so its answer can be trusted at once. If the lease is well,
+        the error is raised as Ray gave it: it has the lines of the function.
         """
         working = asyncio.ensure_future(work)
         ending = asyncio.ensure_future(self._end_of(lease))
@@ -145,10 +143,11 @@ class _Run:
             if working.done():
                 try:
                     return working.result()
-                except _GROUP_IS_GONE as error:
-                    raise await _cause_of(lease, error) from error
-                except ray.exceptions.RayTaskError as error:
-                    raise _as_raised(error) from None
+                except ray.exceptions.RayError as error:
+                    ended = await lease.ending_now()
+                    if ended is None:
+                        raise
+                    raise ended from error
             raise ending.result()
         finally:
             if not working.done():
@@ -168,11 +167,17 @@ class _Run:
         return ending
 
 
-async def _cause_of(lease: Lease, error: Exception) -> Exception:
-    """What the broker says of a failure that looks like a removed group; the failure itself if the
-    lease is well: then the work really crashed. The broker ends a lease before it removes the group,
-    so its answer can be trusted at once."""
-    return await lease.ending_now() or error
+def _of_this_lease(lease: Lease, error: Preempted) -> Preempted:
+    """With the broker's figures, if the function raised it itself, to leave early."""
+    if error.by and error.request_id:
+        return error
+    if lease.preemption_notice is not None:
+        return preempted(lease.view)
+    # str() of what comes from a worker is its whole traceback, so the plain error is asked for its message.
+    plain = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
+    return Preempted(
+        str(plain), lease.request_id, error.pool or lease.pool or "", error.rule, error.by, error.by_component
+    )
 
 
 async def _value(ref: Any) -> Any:
@@ -181,11 +186,6 @@ async def _value(ref: Any) -> Any:
 
 async def _next_value(generator: Any) -> Any:
     return await (await generator.__anext__())
-
-
-def _as_raised(error: ray.exceptions.RayTaskError) -> BaseException:
-    """The user's own exception where Ray has it, so that it is wrapped once and not twice."""
-    return error.cause if isinstance(error.cause, Exception) else error
 
 
 _dispatcher: Any = None
