@@ -79,6 +79,46 @@ def test_an_error_of_the_function_shows_its_own_lines(client: raypool.Client) ->
     assert "in look_up" in str(caught.value) and 'return {"a": 1}[key]' in str(caught.value)
 
 
+def test_a_task_without_returns_holds_its_lease_until_it_has_run(client: raypool.Client, tmp_path: Path) -> None:
+    client.apply(POOLS)
+    started, go, done = tmp_path / "started", tmp_path / "go", tmp_path / "done"
+
+    @raypool.remote(component="sandbox", num_returns=0)
+    def work() -> str:
+        started.touch()
+        while not go.exists():
+            time.sleep(0.02)
+        done.touch()
+        return "nobody asks for this"
+
+    assert work.remote() is None
+    until(started.exists, "it runs", 60)
+    assert [one.status for one in client.requests(ended=False)] == ["allocated"]
+    go.touch()
+    until(done.exists, "it ends")
+    until(lambda: not client.requests(ended=False), "it gives back what it held")
+
+
+def test_options_of_the_same_function_send_it_once(client: raypool.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.apply(POOLS)
+    sent: list[Any] = []
+    put = ray.put
+    monkeypatch.setattr(ray, "put", lambda value: sent.append(value) or put(value))
+
+    @raypool.remote(component="sandbox")
+    def colour() -> list[str | None]:
+        return [os.environ.get("COLOUR"), "second"]
+
+    assert ray.get(colour.remote(), timeout=60) == [None, "second"]
+    named = [colour.options(name=f"colour-{i}", description=f"call {i}").remote() for i in range(3)]
+    assert ray.get(named, timeout=60) == [[None, "second"]] * 3
+    blue = colour.options(runtime_env={"env_vars": {"COLOUR": "blue"}})
+    assert ray.get(blue.remote(), timeout=60) == ["blue", "second"]
+    assert len(sent) == 1
+    assert ray.get(colour.options(num_returns=2).remote(), timeout=60) == [None, "second"]
+    assert len(sent) == 2  # how many values it returns belongs to the function that is sent
+
+
 def test_it_goes_on_top_of_ray_remote_and_keeps_its_options(client: raypool.Client) -> None:
     client.apply(POOLS)
 
@@ -293,6 +333,35 @@ def test_a_limit_on_how_far_a_generator_runs_ahead_is_refused() -> None:
             yield 1
 
 
+def test_a_dispatcher_forgets_the_functions_that_were_not_called_for_long() -> None:
+    class Stored:
+        """What the dispatcher sees of an ObjectRef."""
+
+        def __init__(self, name: str) -> None:
+            self.name, self.fetched = name, 0
+
+        def hex(self) -> str:
+            return self.name
+
+        def __await__(self) -> Any:
+            self.fetched += 1
+            return self.name
+            yield
+
+    async def call_them() -> None:
+        for one in (often, rarely):
+            await forgetful._function([one])
+        for i in range(dispatcher.FUNCTIONS_KEPT):
+            await forgetful._function([Stored(f"another {i}")])
+            assert await forgetful._function([often]) == "often"
+        assert await forgetful._function([rarely]) == "rarely"
+
+    forgetful, often, rarely = dispatcher.Dispatcher(), Stored("often"), Stored("rarely")
+    asyncio.run(call_them())
+    assert (often.fetched, rarely.fetched) == (1, 2)
+    assert len(forgetful._functions) == dispatcher.FUNCTIONS_KEPT
+
+
 @pytest.mark.parametrize(
     "failure",
     [
@@ -318,7 +387,7 @@ def test_a_failure_is_a_preemption_if_the_broker_says_so(failure: ray.exceptions
     async def work() -> None:
         raise failure
 
-    call = dispatcher.Call(raypool.RequestSpec(component="sandbox").dump(), None, 3, False)
+    call = dispatcher.Call(raypool.RequestSpec(component="sandbox").dump(), None, 3, False, {})
     preempted = raypool.Preempted("it had to leave")
     for ending, raised in ((None, failure), (preempted, preempted)):
         with pytest.raises(type(raised)) as caught:

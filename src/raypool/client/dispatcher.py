@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+from collections import OrderedDict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -34,19 +36,20 @@ FUNCTIONS_KEPT = 100
 
 @dataclass(frozen=True)
 class Call:
-    """How a decorated function is to be run."""
+    """How a decorated function is to be run. `ray_options` are those that Ray takes with each call."""
 
     spec: dict[str, Any]
     wait_timeout_seconds: float | None
     max_preemptions: int
     capture_child_tasks: bool
+    ray_options: dict[str, Any]
 
 
 class Dispatcher:
     """Plain Python; `dispatcher_of_this_process` makes a Ray actor of it."""
 
     def __init__(self) -> None:
-        self._functions: dict[str, Any] = {}
+        self._functions: OrderedDict[str, Any] = OrderedDict()  # the latest used last
 
     async def run(self, function: list[Any], call: Call, packed: tuple[Any, Any]) -> Any:
         """Runs the function in a lease; queues it again when it is preempted, up to max_preemptions times.
@@ -80,9 +83,14 @@ class Dispatcher:
 
     async def _function(self, holder: list[Any]) -> Any:
         key = holder[0].hex()
-        if key not in self._functions:
-            self._functions[key] = await holder[0]
-        return self._functions[key]
+        function = self._functions.get(key)
+        if function is None:
+            function = await holder[0]
+        self._functions[key] = function
+        self._functions.move_to_end(key)
+        while len(self._functions) > FUNCTIONS_KEPT:
+            self._functions.popitem(last=False)
+        return function
 
 
 class _Run:
@@ -112,20 +120,21 @@ class _Run:
         self.spec = retry_of(self.spec)
 
     async def result(self, lease: Lease, function: Any, args: Any, kwargs: Any) -> Any:
-        refs = function.options(**lease.task_options(0)).remote(*args, **kwargs)
+        refs = self._start(lease, function, args, kwargs)
         if isinstance(refs, list):
             return tuple(await self._guard(lease, refs, asyncio.gather(*(_value(ref) for ref in refs))))
-        if refs is None:  # num_returns=0
-            return None
         return await self._guard(lease, [refs], _value(refs))
 
     async def items(self, lease: Lease, function: Any, args: Any, kwargs: Any) -> AsyncIterator[Any]:
-        generator = function.options(**lease.task_options(0)).remote(*args, **kwargs)
+        generator = self._start(lease, function, args, kwargs)
         while True:
             try:
                 yield await self._guard(lease, [generator], _next_value(generator))
             except StopAsyncIteration:
                 return
+
+    def _start(self, lease: Lease, function: Any, args: Any, kwargs: Any) -> Any:
+        return function.options(**self.call.ray_options, **lease.task_options(0)).remote(*args, **kwargs)
 
     async def _guard(self, lease: Lease, refs: list[Any], work: Any) -> Any:
         """Waits for the work or for the end of its lease, whichever comes first.
