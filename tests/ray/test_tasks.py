@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +119,27 @@ def test_options_of_the_same_function_send_it_once(client: raypool.Client, monke
     assert len(sent) == 1
     assert ray.get(colour.options(num_returns=2).remote(), timeout=60) == [None, "second"]
     assert len(sent) == 2  # how many values it returns belongs to the function that is sent
+
+
+def test_a_process_has_one_dispatcher_and_a_new_one_when_it_died(client: raypool.Client) -> None:
+    client.apply(POOLS)
+    first = ray.get(where.remote(), timeout=60)
+    ray.kill(dispatcher.dispatcher_of_this_process())
+    at_once = threading.Barrier(4)
+
+    def ask(_: int) -> str:
+        at_once.wait()
+        return str(dispatcher.dispatcher_of_this_process()._actor_id.hex())
+
+    def new_ones() -> bool:
+        with ThreadPoolExecutor(4) as threads:
+            asked = set(threads.map(ask, range(4)))
+        assert len(asked) == 1
+        return asked != {before}
+
+    before = dispatcher.dispatcher_of_this_process()._actor_id.hex()
+    until(new_ones, "the dead dispatcher is replaced")
+    assert ray.get(where.remote(), timeout=60)["request"] != first["request"]
 
 
 def test_it_goes_on_top_of_ray_remote_and_keeps_its_options(client: raypool.Client) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 import ray
 import ray.exceptions
+from ray.core.generated.gcs_pb2 import ActorTableData
 
 from raypool.client.broker import find_broker
 from raypool.client.lease import Lease
@@ -198,27 +199,40 @@ async def _next_value(generator: Any) -> Any:
 
 
 _dispatcher: Any = None
+_making = threading.Lock()
 
 
 def dispatcher_of_this_process() -> Any:
-    """The dispatcher actor of the calling process: made at the first call, ended with the process."""
-    global _dispatcher
-    if _dispatcher is None or _dispatcher[0] != _session():
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+    """The dispatcher actor of the calling process: made at the first call, ended with the process.
 
-        find_broker()  # says in one sentence what is missing, before an actor fails to start
-        here = ray.get_runtime_context().get_node_id()
-        actor = (
-            ray.remote(Dispatcher)
-            .options(
-                num_cpus=0,
-                max_concurrency=15_000,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
-            )
-            .remote()
+    When it died (its node, out of memory) another is made; the calls that it had are lost.
+    """
+    global _dispatcher
+    with _making:
+        if _dispatcher is None or _dispatcher[0] != _session() or _is_dead(_dispatcher[1]):
+            _dispatcher = (_session(), _make())
+        return _dispatcher[1]
+
+
+def _make() -> Any:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    find_broker()  # says in one sentence what is missing, before an actor fails to start
+    here = ray.get_runtime_context().get_node_id()
+    return (
+        ray.remote(Dispatcher)
+        .options(
+            num_cpus=0,
+            max_concurrency=15_000,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
         )
-        _dispatcher = (_session(), actor)
-    return _dispatcher[1]
+        .remote()
+    )
+
+
+def _is_dead(actor: Any) -> bool:
+    """What this process has heard of it from Ray: costs no call, and comes some milliseconds late."""
+    return bool(actor._get_local_state() == ActorTableData.DEAD)
 
 
 def _session() -> tuple[str, str]:
