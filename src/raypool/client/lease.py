@@ -11,6 +11,7 @@ they are used.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -89,7 +90,64 @@ def resource_settings(given: ResourceSettings | Mapping[str, Any]) -> ResourceSe
     return loaded
 
 
-class Lease:
+class BundleOptions(ABC):
+    """Options for work in the bundles of a lease: the same for who holds it and for who runs in it."""
+
+    capture_child_tasks: bool | None = None
+
+    @property
+    @abstractmethod
+    def view(self) -> RequestView: ...
+
+    @property
+    @abstractmethod
+    def placement_group(self) -> PlacementGroup: ...
+
+    @abstractmethod
+    def require(self) -> None:
+        """Raises Preempted, RequestCancelled or LeaseEnded if no work can be started in it any more."""
+
+    def task_options(self, bundle: int = 0, **overrides: Any) -> dict[str, Any]:
+        """Options for a Ray task in that bundle: `f.options(**lease.task_options(i)).remote()`.
+
+        The task gets the whole bundle unless `overrides` (num_gpus, num_cpus, ...) say less. Raises
+        SpecError for overrides that would let Ray retry, or place it elsewhere.
+        """
+        return {**self._options(bundle, overrides), "max_retries": 0}
+
+    def actor_options(self, bundle: int = 0, **overrides: Any) -> dict[str, Any]:
+        """Options for a Ray actor in that bundle: `A.options(**lease.actor_options(i)).remote()`.
+        `overrides` as in `task_options`."""
+        return {**self._options(bundle, overrides), "max_restarts": 0, "max_task_retries": 0}
+
+    def _options(self, bundle: int, overrides: Mapping[str, Any]) -> dict[str, Any]:
+        self.require()
+        whole = resource_options(bundle_of(self.view, bundle))
+        return {**whole, **_allowed(overrides), "scheduling_strategy": LeaseSchedulingStrategy(self, bundle)}
+
+
+_OFF = {"max_retries": 0, "retry_exceptions": False, "max_restarts": 0, "max_task_retries": 0}
+"""Ray's retries, and the value that asks for what a lease does anyway."""
+
+
+def _allowed(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The overrides without those that say what a lease does anyway. Raises SpecError."""
+    if "scheduling_strategy" in overrides:
+        raise SpecError(
+            "scheduling_strategy: cannot be given to the options of a lease: they place the work in its bundle; "
+            "for work outside the lease use Ray's own .options()"
+        )
+    for name, off in _OFF.items():
+        if overrides.get(name, off) not in (off, None):
+            raise SpecError(
+                f"{name}: cannot be given to the options of a lease, got {overrides[name]!r}: when the lease is "
+                "taken away, Ray would retry into a placement group that is no more, and hang; start the work again "
+                "in a new lease"
+            )
+    return {name: value for name, value in overrides.items() if name not in _OFF}
+
+
+class Lease(BundleOptions):
     """A granted placement group and its end. Made by `raypool.lease()`.
 
     request_id, pool, nodes (a node id per bundle), placement_group: once it is held.
@@ -270,26 +328,6 @@ class Lease:
         table = placement_group_table(self.placement_group)
         return {"request": self.view.as_dict(), "placement_group": table}
 
-    # --- running work in it -------------------------------------------------------------------
-
-    def task_options(self, bundle: int = 0, **overrides: Any) -> dict[str, Any]:
-        """Options for a Ray task in that bundle: `f.options(**lease.task_options(i)).remote()`.
-
-        The task gets the whole bundle unless `overrides` (num_gpus, num_cpus, ...) say less.
-        """
-        return {**self._options(bundle), "max_retries": 0, **overrides}
-
-    def actor_options(self, bundle: int = 0, **overrides: Any) -> dict[str, Any]:
-        """Options for a Ray actor in that bundle: `A.options(**lease.actor_options(i)).remote()`."""
-        return {**self._options(bundle), "max_restarts": 0, "max_task_retries": 0, **overrides}
-
-    def _options(self, bundle: int) -> dict[str, Any]:
-        self.require()
-        return {
-            **resource_options(bundle_of(self.view, bundle)),
-            "scheduling_strategy": LeaseSchedulingStrategy(self, bundle),
-        }
-
     def belongs_to(self, actor: ActorHandle) -> None:
         """The broker takes the lease back when that actor is dead."""
         assert self._line is not None
@@ -322,7 +360,7 @@ class LeaseSchedulingStrategy(PlacementGroupSchedulingStrategy):  # type: ignore
     """A placement-group strategy that raises, at `.remote()`, once its lease has ended: Ray itself would
     let work in a removed group wait for ever."""
 
-    def __init__(self, lease: Lease, bundle: int) -> None:
+    def __init__(self, lease: BundleOptions, bundle: int) -> None:
         self._lease = lease
         super().__init__(lease.placement_group, bundle, lease.capture_child_tasks)
 
