@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import psutil
 import ray
 import ray.exceptions
 from ray._private.accelerators import get_all_accelerator_managers
@@ -26,8 +27,6 @@ from ray._private.accelerators import get_all_accelerator_managers
 from raypool.client.current import GROUP_VARIABLE, CurrentLease, current_lease
 from raypool.client.lease import Lease
 from raypool.errors import RaypoolError
-
-import psutil  # type: ignore[import-untyped]  # isort: skip - Ray's own copy, found once ray is imported
 
 REQUEST_VARIABLE = "RAYPOOL_REQUEST_ID"
 """In the command's environment: the request whose lease it runs in."""
