@@ -290,11 +290,13 @@ def test_cancelling_the_reference_gives_back_what_it_held(client: raypool.Client
     def sleep() -> None:
         time.sleep(300)
 
-    ref = sleep.remote()
-    until(lambda: client.requests(status="allocated"), "it runs")
-    ray.cancel(ref)
-    with pytest.raises(ray.exceptions.RayError):
-        ray.get(ref, timeout=60)
+    refs = [sleep.remote() for _ in range(6)]
+    until(lambda: len(client.requests(status="allocated")) == 6, "they run")
+    for ref in refs:
+        ray.cancel(ref)
+    for ref in refs:
+        with pytest.raises(ray.exceptions.RayError):
+            ray.get(ref, timeout=60)
     until(lambda: client.pool("shared").used == {"gpu": 0}, "the capacity is back")
 
 

@@ -12,10 +12,11 @@ passed on as they are.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +59,22 @@ class Dispatcher:
         `function` is a list with a reference to the remote function, `packed` is (args, kwargs): inside
         a container, ObjectRefs among them are not fetched here.
         """
-        run = _Run(call)
+        return await _apart(self._run(function, _Run(call), packed))
+
+    async def stream(self, function: list[Any], call: Call, packed: tuple[Any, Any]) -> AsyncIterator[Any]:
+        """The same for a generator. Once something was yielded, a preemption cannot be hidden any more."""
+        items = self._stream(function, _Run(call), packed)
+        try:
+            while True:
+                try:
+                    item = await _apart(anext(items))
+                except StopAsyncIteration:
+                    return
+                yield item
+        finally:
+            await _apart(items.aclose())
+
+    async def _run(self, function: list[Any], run: _Run, packed: tuple[Any, Any]) -> Any:
         while True:
             lease = run.lease()
             try:
@@ -67,9 +83,7 @@ class Dispatcher:
             except Preempted as error:
                 run.preempted(lease, error)
 
-    async def stream(self, function: list[Any], call: Call, packed: tuple[Any, Any]) -> AsyncIterator[Any]:
-        """The same for a generator. Once something was yielded, a preemption cannot be hidden any more."""
-        run = _Run(call)
+    async def _stream(self, function: list[Any], run: _Run, packed: tuple[Any, Any]) -> AsyncGenerator[Any, None]:
         yielded = False
         while True:
             lease = run.lease()
@@ -175,6 +189,13 @@ class _Run:
         ending = lease.ending
         assert ending is not None
         return ending
+
+
+def _apart(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    """Runs it where Ray does not know on behalf of which task: `ray.cancel` also cancels what the task
+    called, and that would be the very call that gives the lease back. Cancelling what waits for it
+    cancels it too."""
+    return contextvars.Context().run(asyncio.get_running_loop().create_task, work)
 
 
 def _of_this_lease(lease: Lease, error: Preempted) -> Preempted:
