@@ -26,7 +26,7 @@ ray: $(STAMP)
 
 # The pure tests play more random histories here than in `make check`.
 test: $(STAMP)
-	RAYPOOL_HISTORIES=300 $(BIN)/python -m pytest -q -n auto -m "not ray" --ignore tests/ray
+	RAYPOOL_HISTORIES=120 $(BIN)/python -m pytest -q -n auto -m "not ray" --ignore tests/ray
 	$(BIN)/python -m pytest -q -m ray
 
 demo: $(STAMP)

@@ -59,7 +59,7 @@ def test_a_scenario_that_holds_exits_0_and_shows_what_happened_when(cli: Cli, ho
     assert "5 s   a        allocated -> preempting  p" in shown
     assert "15 s  a        preempting -> preempted  p" in shown
     assert "refused" in shown
-    assert "1 scenarios: 1 passed, 0 failed" in shown
+    assert "1 scenario: 1 passed, 0 failed" in shown
 
 
 def test_an_expectation_that_fails_exits_1_and_says_which(cli: Cli, fails: str) -> None:

@@ -7,6 +7,7 @@ import pytest
 from raypool.core import reasons
 from raypool.core.explain import explanation_of, wait_reasons
 from raypool.core.reasons import Evicted, NoPoolTakesIt, Reason, RoomBeingMade, amounts
+from raypool.server.views import view_request, view_requests
 
 from .story import Story, node, policy, pool
 
@@ -134,7 +135,7 @@ def earlier_group():
     return (
         story,
         "earlier-group",
-        "back in line: the placement group of its earlier grant in pool 'p' is being removed",
+        "back in line: the placement group of its earlier grant in pool 'p' must be gone first",
     )
 
 
@@ -395,3 +396,14 @@ def test_a_new_arrival_in_a_strict_pool_is_explained_too():
     assert story.rule("x") == "no-room"
     story.submit("y", "blue", gpu=1)
     assert story.view("y").reason == "number 2 in line in pool 'p', behind 'x', which has no room yet"
+
+
+def test_a_position_is_the_same_whether_one_is_asked_for_or_all():
+    story = Story([pool(gpu=1)], [policy("a", priority=1), policy("b", priority=1), policy("c", priority=5)])
+    for i in range(40):
+        story.submit(f"r{i}", "abc"[i % 3], gpu=1)
+    waiting = [one for one in story.broker.requests.values() if one.queued]
+    one_by_one = {one.id: view_request(story.broker, one).position for one in waiting}
+    at_once = {view.id: view.position for view in view_requests(story.broker, waiting)}
+    assert one_by_one == at_once
+    assert sorted(at_once.values()) == list(range(1, len(waiting) + 1))

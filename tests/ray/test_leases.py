@@ -135,6 +135,41 @@ def test_options_of_a_preempted_lease_raise_preempted(client: raypool.Client) ->
         ray.remote(lambda: 1).options(**options).remote()
 
 
+def test_with_a_grace_options_stop_working_at_the_deadline_so_that_nothing_hangs(client: raypool.Client) -> None:
+    client.apply({**POOLS, "pools": [{"name": "shared", "capacity": {"gpu": 12}, "grace_seconds": 2}]})
+    lease = raypool.lease(ResourceSettings(gpu_count=4), component="sandbox", workers=3).acquire()
+    step = ray.remote(lambda: time.sleep(0.005)).options(**lease.task_options(num_gpus=0))
+    ray.get(step.remote(), timeout=60)
+    client.submit(component="prod", resources=TWO_GPUS)
+    refs = []
+    with pytest.raises(raypool.Preempted, match="'prod'"):
+        while True:
+            refs.append(step.remote())
+            time.sleep(0.01)
+    done, stuck = ray.wait(refs, num_returns=len(refs), timeout=20)
+    assert len(done) > 10 and not stuck
+
+
+def test_a_lease_of_a_broker_that_was_stopped_and_started_hears_that_it_is_lost(client: raypool.Client) -> None:
+    client.apply(POOLS)
+    lease = raypool.lease(TWO_GPUS, component="sandbox").acquire()
+    ray.kill(client._line.actor, no_restart=True)  # without the farewells of `raypool stop`
+    until(_no_broker, "Ray has freed the name")
+    client._line.actor = raypool.start()._line.actor
+    until(lambda: lease.ended, "the lease hears of it")
+    with pytest.raises(raypool.RequestCancelled, match="was lost"):
+        lease.task_options()
+    lease.release()
+
+
+def _no_broker() -> bool:
+    try:
+        ray.get_actor("broker", namespace="raypool")
+    except ValueError:
+        return True
+    return False
+
+
 def test_a_users_own_error_is_not_dressed_up(client: raypool.Client) -> None:
     client.apply(POOLS)
     with pytest.raises(ZeroDivisionError), raypool.lease(TWO_GPUS, component="sandbox"):

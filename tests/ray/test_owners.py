@@ -170,24 +170,31 @@ def test_a_stopped_job_gives_everything_back(client: raypool.Client, cluster: Cl
     job.communicate(timeout=60)
 
 
-def test_raypool_run_passes_output_exit_code_and_gpus_through(
+def raypool_run(cluster: Cluster, *arguments: str, **env: str) -> subprocess.Popen[str]:
+    """`raypool run` with these arguments, as somebody at a terminal starts it."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "raypool", "run", "--component", "red", *arguments],
+        env={**os.environ, "PYTHONPATH": str(SRC), "RAY_ADDRESS": cluster.address, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_raypool_run_passes_output_exit_code_gpus_and_environment_through(
     client: raypool.Client, cluster: Cluster, tmp_path: Path
 ) -> None:
     client.apply(POOLS)
     script = tmp_path / "train.py"
-    script.write_text("import os, sys; print('gpus', os.environ['CUDA_VISIBLE_DEVICES']); sys.exit(7)")
-    raypool_run = [sys.executable, "-m", "raypool", "run", "--component", "red", "--gpus", "2"]
-    ran = subprocess.run(
-        [*raypool_run, "--", sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": str(SRC), "RAY_ADDRESS": cluster.address},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    script.write_text(
+        "import os, sys; print(*map(os.environ.get, ['CUDA_VISIBLE_DEVICES', 'OMP_NUM_THREADS'])); sys.exit(7)"
     )
-    assert ran.returncode == 7, ran.stderr
-    label, gpus = ran.stdout.split()
-    assert label == "gpus" and len(gpus.split(",")) == 2
+    caller = {"OMP_NUM_THREADS": "5", "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5"}
+    ran = raypool_run(cluster, "--gpus", "2", "--", sys.executable, str(script), **caller)
+    output, errors = ran.communicate(timeout=120)
+    assert ran.returncode == 7, errors
+    gpus, threads = output.split()
+    assert len(gpus.split(",")) == 2 and threads == "5"
     until(lambda: client.pool("shared").used == {"gpu": 0}, "the lease was given back")
 
 
@@ -198,27 +205,39 @@ def test_raypool_run_terminates_its_command_at_the_notice(
     script = tmp_path / "train.py"
     script.write_text(
         "import signal, sys, time\n"
-        "def leave(*_):\n    print('checkpoint written', flush=True); sys.exit(3)\n"
+        "def leave(*_):\n    time.sleep(1); print('checkpoint written', flush=True); sys.exit(3)\n"
         "signal.signal(signal.SIGTERM, leave)\n"
         "print('started', flush=True)\n"
         "time.sleep(300)\n"
     )
-    raypool_run = [sys.executable, "-m", "raypool", "run", "--component", "red"]
-    running = subprocess.Popen(
-        [*raypool_run, "--gpus", "4", "--workers", "2", "--", sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": str(SRC), "RAY_ADDRESS": cluster.address},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    under_a_shell = ["sh", "-c", f"{sys.executable} {script}; echo went on"]
+    running = raypool_run(cluster, "--gpus", "4", "--workers", "2", "--", *under_a_shell)
     assert running.stdout is not None
     first = running.stdout.readline()
     assert first == "started\n", running.communicate(timeout=60)
     taker = client.submit(component="blue", resources=ResourceSettings(gpu_count=4))
     output, errors = running.communicate(timeout=90)
-    assert (running.returncode, output) == (3, "checkpoint written\n"), errors
+    assert (running.returncode, output) == (143, "checkpoint written\n"), errors
     assert "has to make room in pool 'shared'" in errors
     assert client.wait(taker.id, 30).status == "allocated"
+
+
+def test_raypool_run_says_how_it_was_lost(client: raypool.Client, cluster: Cluster) -> None:
+    client.apply(POOLS)
+    cancelled = raypool_run(cluster, "--gpus", "1", "--", "sh", "-c", "echo started; sleep 300")
+    assert cancelled.stdout is not None
+    assert cancelled.stdout.readline() == "started\n", cancelled.communicate(timeout=60)
+    (held,) = client.requests(ended=False)
+    client.cancel(held.id, "cluster maintenance")
+    _, errors = cancelled.communicate(timeout=60)
+    assert cancelled.returncode in (137, 143), errors
+    assert "was cancelled: cluster maintenance" in errors
+
+    runner_killed = raypool_run(cluster, "--gpus", "1", "--", "sh", "-c", "kill -9 $PPID; sleep 300")
+    _, errors = runner_killed.communicate(timeout=60)
+    assert runner_killed.returncode == 1, errors
+    assert errors.startswith("Error: the command was lost") and "Traceback" not in errors
+    until(lambda: client.pool("shared").used == {"gpu": 0}, "the lease was given back")
 
 
 def test_the_broker_is_detached_named_and_takes_no_resources(client: raypool.Client) -> None:

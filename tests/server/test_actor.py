@@ -1,10 +1,12 @@
 """The broker's calls: asked once, watched, given back by owners that die, and ended as a whole."""
 
 import asyncio
+import time
 
 import pytest
 
 from raypool.errors import Refused, SpecError
+from raypool.server.actor import steady_clock
 
 from .fake_cluster import AwayCluster, FakeCluster, HeldBackCluster, node
 from .virtual_time import run
@@ -236,15 +238,12 @@ def test_the_grace_is_over_when_it_is_over_though_nobody_calls():
     run(story)
 
 
-def test_a_clock_that_runs_backwards_does_no_harm():
-    async def story():
-        async with World() as world:
-            await world.run("a")
-            world.actor._clock = lambda: 0.0
-            await world.actor.release("a")
-            assert (await world.view("a"))["ended_at"] >= (await world.view("a"))["granted_at"]
-
-    run(story)
+def test_the_brokers_clock_is_the_epochs_and_stays_steady_when_somebody_sets_the_machines(monkeypatch):
+    clock = steady_clock()
+    assert abs(clock() - time.time()) < 5
+    before = clock()
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert before <= clock() < before + 5
 
 
 # --- owners -----------------------------------------------------------------------------------
@@ -338,6 +337,72 @@ def test_end_all_waits_for_a_group_whose_making_has_only_just_begun():
             await world.actor.end_all("the broker was stopped")
             await world.pass_seconds(5)
             assert (world.cluster.there(), world.cluster.store) == ([], {})
+
+    run(story)
+
+
+def test_a_limit_above_a_capacity_that_was_lowered_since_does_not_keep_the_broker_from_coming_back():
+    async def story():
+        async with World(policies=[policy(limit={"gpu": 8})]) as world:
+            await world.actor.apply({"pools": [pool(gpu=4)]})
+            world.crash()
+        after = World(world.cluster)
+        await after.actor.begin()
+        [view] = (await after.actor.pool("p"))["policies"]
+        assert view["limit"] == {"gpu": 4}
+        assert (await after.actor.config())["policies"][0]["limit"] == {"gpu": 8}
+
+    run(story)
+
+
+def test_a_broker_that_is_being_stopped_takes_nothing_new():
+    async def story():
+        async with World() as world:
+            await world.run("a")
+            await world.actor.end_all("the broker was stopped")
+            for asked in (world.submit("b"), world.actor.apply({"pools": [pool("q")]})):
+                with pytest.raises(Refused, match="being stopped and takes nothing new"):
+                    await asked
+            assert world.cluster.there() == []
+
+    run(story)
+
+
+def test_what_changes_something_takes_whole_ids_only():
+    async def story():
+        async with World() as world:
+            await world.run("exp10")
+            for call in (
+                world.actor.release("exp1"),
+                world.actor.cancel("exp1", "no"),
+                world.actor.watch("exp1", 0, 1),
+            ):
+                with pytest.raises(Refused, match="there is no request 'exp1'"):
+                    await call
+            assert await world.status("exp10") == "allocated"
+
+    run(story)
+
+
+def test_nodes_are_known_before_the_first_call_is_answered():
+    async def story():
+        world = World(FakeCluster(node("n1", 4)), [pool(infeasible="reject")])
+        await world.actor.begin()
+        await world.actor.apply(world.config)
+        assert (await world.submit("a", gpu=8))["status"] == "rejected"
+
+    run(story)
+
+
+def test_dead_actors_are_found_in_turn_when_there_are_many():
+    async def story():
+        async with World(FakeCluster(node("n1", 60)), [pool(gpu=60)]) as world:
+            for i in range(50):
+                await world.run(f"r{i}")
+                await world.actor.attach_actor(f"r{i}", f"actor{i}")
+            world.cluster.actors_dead = {"actor0", "actor49"}
+            await world.pass_seconds(2)
+            assert [await world.status(f"r{i}") for i in (0, 25, 49)] == ["released", "allocated", "released"]
 
     run(story)
 

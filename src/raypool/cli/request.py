@@ -65,7 +65,8 @@ def why(id: str) -> None:
 def cancel(id: str, reason: str | None) -> None:
     """End a request, whether it waits or runs."""
     client = connection.connect()
-    view = client.cancel(id) if reason is None else client.cancel(id, reason)
+    whole = client.request(id).id
+    view = client.cancel(whole) if reason is None else client.cancel(whole, reason)
     click.echo(f"request '{view.id}' is {view.status}" + (f": {view.reason}" if view.reason else ""))
 
 

@@ -54,8 +54,8 @@ def run(
 ) -> None:
     """Takes a lease, runs COMMAND inside its first bundle with its GPUs visible, and gives it back.
 
-    Output and exit code are the command's. It gets SIGTERM when the lease is asked back, and is gone
-    at the deadline (exit code 137).
+    Output and exit code are the command's. It and what it has started get SIGTERM when the lease is asked
+    back, and are gone at the deadline (exit code 137).
 
       ray job submit -- raypool run --component team-ml --gpus 2 -- python train.py
     """
@@ -85,7 +85,9 @@ def run(
                 stream.flush()
             else:
                 code = piece
-        notice = held.preemption_notice
-    if notice is not None:
+        ending, notice = held.ending, held.preemption_notice
+    if ending is not None:
+        click.echo(f"raypool: {ending}", err=True)
+    elif notice is not None:
         click.echo(f"raypool: the command {notice.reason}", err=True)
     sys.exit(code)

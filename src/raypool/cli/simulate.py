@@ -37,7 +37,9 @@ def simulate(files: tuple[Path, ...], as_json: bool, quiet: bool) -> None:
         for report in failed if quiet else reports:
             _print_report(report, with_table=not quiet)
         if not quiet:
-            click.echo(f"{len(reports)} scenarios: {len(reports) - len(failed)} passed, {len(failed)} failed")
+            noun = "scenario" if len(reports) == 1 else "scenarios"
+            passed = len(reports) - len(failed)
+            click.echo(f"{len(reports)} {noun}: {passed} passed, {len(failed)} failed")
     if failed:
         click.get_current_context().exit(1)
 

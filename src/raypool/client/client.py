@@ -155,7 +155,8 @@ def _broker_actor() -> Any:
 class Client:
     """Asks and changes the broker. Every method may raise BrokerUnavailable; an unknown id is Refused.
 
-    A request id may be shortened to a beginning that no other id shares.
+    `request` and `why` take an id shortened to a beginning that no other id shares; what changes
+    something takes whole ids.
     """
 
     def __init__(self, line: BrokerLine) -> None:

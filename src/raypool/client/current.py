@@ -17,10 +17,9 @@ from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, get_current_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raypool.client.broker import find_broker
-from raypool.client.lease import bundle_of, group_handle, resource_options
+from raypool.client.lease import BundleOptions, group_handle
 from raypool.client.watch import PreemptionNotice, Watch, follow
 from raypool.view import RequestView
 
@@ -28,12 +27,22 @@ GROUP_VARIABLE = "RAYPOOL_PLACEMENT_GROUP"
 """In the environment of a command that `raypool run` runs: the id of its placement group."""
 
 
-class CurrentLease:
+class CurrentLease(BundleOptions):
     """The lease seen from inside: what it is, and whether it is being taken away."""
 
     def __init__(self, watch: Watch, group: PlacementGroup) -> None:
         self._watch = watch
-        self.placement_group = group
+        self._group = group
+
+    @property
+    def view(self) -> RequestView:
+        """The latest that the broker told of it."""
+        return self._watch.view
+
+    @property
+    def placement_group(self) -> PlacementGroup:
+        """Ray's own handle of the group."""
+        return self._group
 
     @property
     def request_id(self) -> str:
@@ -61,20 +70,9 @@ class CurrentLease:
         """Calls back once, in a thread of the library's, when the notice comes (at once if it has)."""
         self._watch.on_preemption(callback)
 
-    def task_options(self, bundle: int = 0, **overrides: Any) -> dict[str, Any]:
-        """Options for a Ray task in that bundle of the lease: `f.options(**lease.task_options(i)).remote()`.
-
-        The task gets the whole bundle unless `overrides` (num_gpus, num_cpus, ...) say less.
-        """
-        return {**self._options(bundle), "max_retries": 0, **overrides}
-
-    def actor_options(self, bundle: int = 0, **overrides: Any) -> dict[str, Any]:
-        """Options for a Ray actor in that bundle of the lease."""
-        return {**self._options(bundle), "max_restarts": 0, "max_task_retries": 0, **overrides}
-
-    def _options(self, bundle: int) -> dict[str, Any]:
-        strategy = PlacementGroupSchedulingStrategy(self.placement_group, bundle)
-        return {**resource_options(bundle_of(self._watch.view, bundle)), "scheduling_strategy": strategy}
+    def require(self) -> None:
+        """Raises Preempted, RequestCancelled or LeaseEnded if no work can be started in it any more."""
+        self._watch.require()
 
     def __repr__(self) -> str:
         return f"<inside raypool lease {self.request_id} of '{self.component}'>"

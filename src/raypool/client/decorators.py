@@ -12,6 +12,7 @@ would fight with the pool (num_gpus, scheduling_strategy, ...) are errors that s
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -44,11 +45,22 @@ _USE_INSTEAD = {
     "max_task_retries": "a new actor: one that lost its place must ask the pool again",
     "get_if_exists": "ray.get_actor(name): an actor of a pool is always a new one",
     "concurrency_group": "Ray's own options on the methods",
+    "_generator_backpressure_num_objects": "raypool.lease() and lease.task_options(), with Ray's own generator",
 }
 """Ray's options that cannot work together with a pool, and what to write instead."""
 
-_HARMLESS = {"max_retries": 0, "max_restarts": 0, "max_task_retries": 0, "num_cpus": None, "num_gpus": None}
+_HARMLESS = {
+    "max_retries": 0,
+    "max_restarts": 0,
+    "max_task_retries": 0,
+    "num_cpus": None,
+    "num_gpus": None,
+    "_generator_backpressure_num_objects": None,
+}
 """Values of such options that ask for what a lease does anyway."""
+
+_FIXED_WHEN_MADE = ("max_calls", "num_returns", "_num_objects_per_yield")
+"""Options that belong to the function that is sent to the dispatcher; the others go with each call."""
 
 
 @dataclass(frozen=True)
@@ -155,15 +167,21 @@ def _split(
 class PooledFunction:
     """A function that runs in pools: `.remote()` returns an ObjectRef (or a generator of them)."""
 
-    def __init__(self, function: Callable[..., Any], pool_options: PoolOptions, ray_options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        pool_options: PoolOptions,
+        ray_options: dict[str, Any],
+        sent: SentFunction | None = None,
+    ) -> None:
         self._function = function
         self._pool_options = pool_options
         self._ray_options = ray_options
-        self._shipped: tuple[Any, Any] | None = None
+        self._sent = sent or SentFunction(function)
         self.__name__ = function.__name__
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
-        self._made(ray.remote)  # Ray checks its own options now, where they were written
+        self._when_made, self._when_called = self._checked_by_ray()
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Asks for the function to be run; returns at once. `ray.get` of the result raises what the
@@ -175,16 +193,18 @@ class PooledFunction:
             wait_timeout_seconds=options.wait_timeout_seconds,
             max_preemptions=options.max_preemptions,
             capture_child_tasks=options.capture_child_tasks,
+            ray_options=self._when_called,
         )
         dispatcher = dispatcher_of_this_process()
-        arguments = ([self._reference(dispatcher)], call, (args, kwargs))
+        arguments = ([self._sent.reference(dispatcher, self._when_made)], call, (args, kwargs))
         if self._streams:
             return dispatcher.stream.options(num_returns="streaming").remote(*arguments)
-        return dispatcher.run.options(num_returns=self._ray_options.get("num_returns") or 1).remote(*arguments)
+        returns = self._ray_options.get("num_returns")
+        return dispatcher.run.options(num_returns=1 if returns is None else returns).remote(*arguments)
 
     def options(self, **options: Any) -> PooledFunction:
         """The same function with other options; takes what `raypool.remote` takes."""
-        return PooledFunction(self._function, *_split(options, self._ray_options, self._pool_options))
+        return PooledFunction(self._function, *_split(options, self._ray_options, self._pool_options), self._sent)
 
     @property
     def _streams(self) -> bool:
@@ -192,23 +212,50 @@ class PooledFunction:
         generates = inspect.isgeneratorfunction(self._function) or inspect.isasyncgenfunction(self._function)
         return returns == "streaming" or (returns is None and generates)
 
-    def _made(self, make: Callable[..., Any]) -> Any:
-        """The Ray function. num_gpus is given when it is made and not only when it is called: Ray then
-        ends the worker after each call, which frees the memory of its GPUs."""
-        gpus = (self._pool_options.resources or ResourceSettings()).demand().get("gpu", 0)
-        return make(**{**self._ray_options, "num_gpus": gpus, "max_retries": 0})(self._function)
+    def _checked_by_ray(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Ray's options, checked by Ray now, where they were written: those of the function that is sent,
+        and those that go with each call.
 
-    def _reference(self, dispatcher: Any) -> Any:
-        """The function in the object store: put there once per dispatcher, not once per call."""
-        if self._shipped is None or self._shipped[0] is not dispatcher:
-            self._shipped = (dispatcher, ray.put(self._made(ray.remote)))
-        return self._shipped[1]
+        num_gpus is among the options of the check because it decides max_calls: Ray ends the worker of
+        a GPU task after the call, which frees the memory of its GPUs.
+        """
+        gpus = (self._pool_options.resources or ResourceSettings()).demand().get("gpu", 0)
+        checked = ray.remote(**{**self._ray_options, "num_gpus": gpus, "max_retries": 0})(self._function)
+        options = {name: value for name, value in checked._default_options.items() if name in self._ray_options}
+        when_called = {name: value for name, value in options.items() if name not in _FIXED_WHEN_MADE}
+        when_made = {name: options[name] for name in _FIXED_WHEN_MADE if name in options}
+        if "max_calls" in checked._default_options:
+            when_made["max_calls"] = checked._default_options["max_calls"]
+        if when_made.get("num_returns") == 0:
+            when_made["num_returns"] = 1  # the dispatcher must see when it ends
+        return when_made, when_called
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(f"'{self.__name__}' runs in a pool: call {self.__name__}.remote(), not {self.__name__}()")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PooledFunction, (self._function, self._pool_options, self._ray_options)
+
+
+class SentFunction:
+    """A function in the object store: put there once per dispatcher and set of options that it is made
+    with, not once per call. What `.options()` returns shares it: a loop of `f.options(...).remote()` sends
+    nothing anew."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._dispatcher: Any = None
+        self._references: dict[frozenset[tuple[str, Any]], Any] = {}
+        self._lock = threading.Lock()
+
+    def reference(self, dispatcher: Any, options: Mapping[str, Any]) -> Any:
+        key = frozenset(options.items())
+        with self._lock:
+            if self._dispatcher is not dispatcher:
+                self._dispatcher, self._references = dispatcher, {}
+            if key not in self._references:
+                self._references[key] = ray.put(ray.remote(**options, max_retries=0)(self._function))
+            return self._references[key]
 
 
 class PooledActorClass:
@@ -267,6 +314,12 @@ class PooledActorClass:
         if self._made is None:
             self._made = ray.remote(**{**self._ray_options, "max_restarts": 0})(self._plain)
         return self._made
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        raise TypeError(
+            f"'{self.__name__}' runs in pools and cannot be inherited from: keep the class plain, inherit from that, "
+            "and decorate the subclass"
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(f"actors of '{self.__name__}' run in a pool: call {self.__name__}.remote()")

@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+from collections import OrderedDict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 import ray.exceptions
+from ray.core.generated.gcs_pb2 import ActorTableData
 
 from raypool.client.broker import find_broker
 from raypool.client.lease import Lease
@@ -28,31 +31,26 @@ from raypool.spec import RequestSpec
 
 logger = logging.getLogger("raypool")
 
-_GROUP_IS_GONE = (
-    ray.exceptions.WorkerCrashedError,
-    ray.exceptions.TaskPlacementGroupRemoved,
-    ray.exceptions.TaskCancelledError,
-    ray.exceptions.TaskUnschedulableError,
-    ray.exceptions.LocalRayletDiedError,
-    ray.exceptions.NodeDiedError,
-)
+FUNCTIONS_KEPT = 100
+"""How many functions a dispatcher remembers. One that was forgotten is fetched again with its next call."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """How a decorated function is to be run."""
+    """How a decorated function is to be run. `ray_options` are those that Ray takes with each call."""
 
     spec: dict[str, Any]
     wait_timeout_seconds: float | None
     max_preemptions: int
     capture_child_tasks: bool
+    ray_options: dict[str, Any]
 
 
 class Dispatcher:
     """Plain Python; `dispatcher_of_this_process` makes a Ray actor of it."""
 
     def __init__(self) -> None:
-        self._functions: dict[str, Any] = {}
+        self._functions: OrderedDict[str, Any] = OrderedDict()  # the latest used last
 
     async def run(self, function: list[Any], call: Call, packed: tuple[Any, Any]) -> Any:
         """Runs the function in a lease; queues it again when it is preempted, up to max_preemptions times.
@@ -62,33 +60,38 @@ class Dispatcher:
         """
         run = _Run(call)
         while True:
-            async with run.lease() as lease:
-                try:
+            lease = run.lease()
+            try:
+                async with lease:
                     return await run.result(lease, await self._function(function), *packed)
-                except Preempted as error:
-                    run.preempted(lease, error)
+            except Preempted as error:
+                run.preempted(lease, error)
 
     async def stream(self, function: list[Any], call: Call, packed: tuple[Any, Any]) -> AsyncIterator[Any]:
         """The same for a generator. Once something was yielded, a preemption cannot be hidden any more."""
         run = _Run(call)
+        yielded = False
         while True:
-            yielded = False
-            async with run.lease() as lease:
-                try:
+            lease = run.lease()
+            try:
+                async with lease:
                     async for item in run.items(lease, await self._function(function), *packed):
                         yielded = True
                         yield item
                     return
-                except Preempted as error:
-                    if yielded:
-                        raise
-                    run.preempted(lease, error)
+            except Preempted as error:
+                run.preempted(lease, error, may_run_again=not yielded)
 
     async def _function(self, holder: list[Any]) -> Any:
         key = holder[0].hex()
-        if key not in self._functions:
-            self._functions[key] = await holder[0]
-        return self._functions[key]
+        function = self._functions.get(key)
+        if function is None:
+            function = await holder[0]
+        self._functions[key] = function
+        self._functions.move_to_end(key)
+        while len(self._functions) > FUNCTIONS_KEPT:
+            self._functions.popitem(last=False)
+        return function
 
 
 class _Run:
@@ -102,41 +105,46 @@ class _Run:
     def lease(self) -> Lease:
         return Lease(self.spec, self.call.wait_timeout_seconds, self.call.capture_child_tasks)
 
-    def preempted(self, lease: Lease, error: Preempted) -> None:
+    def preempted(self, lease: Lease, error: Preempted, may_run_again: bool = True) -> None:
         """Goes on with a new request, or raises when it has happened too often.
 
-        The function itself may have raised the error, to leave early: then the broker's figures are
-        filled in.
+        A Preempted that names another request is not about this call: it is what the function raised,
+        as when a call inside of it was preempted too often.
         """
-        if not error.by and lease.preemption_notice is not None:
-            error = preempted(lease.view)
-        self.times += 1
-        if self.times > self.call.max_preemptions:
+        if error.request_id not in ("", lease.request_id):
             raise error
-        logger.warning("%s; queued again (%d of %d)", error, self.times, self.call.max_preemptions)
+        ours = _of_this_lease(lease, error)
+        self.times += 1
+        if self.times > self.call.max_preemptions or not may_run_again:
+            raise ours from error
+        logger.warning("%s; queued again (%d of %d)", ours, self.times, self.call.max_preemptions)
         self.spec = retry_of(self.spec)
 
     async def result(self, lease: Lease, function: Any, args: Any, kwargs: Any) -> Any:
-        refs = function.options(**lease.task_options(0)).remote(*args, **kwargs)
+        refs = self._start(lease, function, args, kwargs)
         if isinstance(refs, list):
             return tuple(await self._guard(lease, refs, asyncio.gather(*(_value(ref) for ref in refs))))
-        if refs is None:  # num_returns=0
-            return None
         return await self._guard(lease, [refs], _value(refs))
 
     async def items(self, lease: Lease, function: Any, args: Any, kwargs: Any) -> AsyncIterator[Any]:
-        generator = function.options(**lease.task_options(0)).remote(*args, **kwargs)
+        generator = self._start(lease, function, args, kwargs)
         while True:
             try:
                 yield await self._guard(lease, [generator], _next_value(generator))
             except StopAsyncIteration:
                 return
 
+    def _start(self, lease: Lease, function: Any, args: Any, kwargs: Any) -> Any:
+        return function.options(**self.call.ray_options, **lease.task_options(0)).remote(*args, **kwargs)
+
     async def _guard(self, lease: Lease, refs: list[Any], work: Any) -> Any:
         """Waits for the work or for the end of its lease, whichever comes first.
 
-        When the lease ends first, what is stuck is cancelled: Ray would let it wait for ever. What
-        Ray reports of a removed group is raised as what the broker says of the lease.
+        When the lease ends first, what is stuck is cancelled: Ray would let it wait for ever. When the
+        work fails first, the broker is asked: a removal shows as an error of Ray's, or as anything that
+        the function makes of the death of its children or of its own SystemExit. The broker ends a
+        lease before it removes the group, so its answer can be trusted at once. If the lease is well,
+        the error is raised as Ray gave it: it has the lines of the function.
         """
         working = asyncio.ensure_future(work)
         ending = asyncio.ensure_future(self._end_of(lease))
@@ -145,10 +153,11 @@ class _Run:
             if working.done():
                 try:
                     return working.result()
-                except _GROUP_IS_GONE as error:
-                    raise await _cause_of(lease, error) from error
-                except ray.exceptions.RayTaskError as error:
-                    raise _as_raised(error) from None
+                except ray.exceptions.RayError as error:
+                    ended = await lease.ending_now()
+                    if ended is None:
+                        raise
+                    raise ended from error
             raise ending.result()
         finally:
             if not working.done():
@@ -168,11 +177,17 @@ class _Run:
         return ending
 
 
-async def _cause_of(lease: Lease, error: Exception) -> Exception:
-    """What the broker says of a failure that looks like a removed group; the failure itself if the
-    lease is well: then the work really crashed. The broker ends a lease before it removes the group,
-    so its answer can be trusted at once."""
-    return await lease.ending_now() or error
+def _of_this_lease(lease: Lease, error: Preempted) -> Preempted:
+    """With the broker's figures, if the function raised it itself, to leave early."""
+    if error.by and error.request_id:
+        return error
+    if lease.preemption_notice is not None:
+        return preempted(lease.view)
+    # str() of what comes from a worker is its whole traceback, so the plain error is asked for its message.
+    plain = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
+    return Preempted(
+        str(plain), lease.request_id, error.pool or lease.pool or "", error.rule, error.by, error.by_component
+    )
 
 
 async def _value(ref: Any) -> Any:
@@ -183,33 +198,41 @@ async def _next_value(generator: Any) -> Any:
     return await (await generator.__anext__())
 
 
-def _as_raised(error: ray.exceptions.RayTaskError) -> BaseException:
-    """The user's own exception where Ray has it, so that it is wrapped once and not twice."""
-    return error.cause if isinstance(error.cause, Exception) else error
-
-
 _dispatcher: Any = None
+_making = threading.Lock()
 
 
 def dispatcher_of_this_process() -> Any:
-    """The dispatcher actor of the calling process: made at the first call, ended with the process."""
-    global _dispatcher
-    if _dispatcher is None or _dispatcher[0] != _session():
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+    """The dispatcher actor of the calling process: made at the first call, ended with the process.
 
-        find_broker()  # says in one sentence what is missing, before an actor fails to start
-        here = ray.get_runtime_context().get_node_id()
-        actor = (
-            ray.remote(Dispatcher)
-            .options(
-                num_cpus=0,
-                max_concurrency=15_000,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
-            )
-            .remote()
+    When it died (its node, out of memory) another is made; the calls that it had are lost.
+    """
+    global _dispatcher
+    with _making:
+        if _dispatcher is None or _dispatcher[0] != _session() or _is_dead(_dispatcher[1]):
+            _dispatcher = (_session(), _make())
+        return _dispatcher[1]
+
+
+def _make() -> Any:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    find_broker()  # says in one sentence what is missing, before an actor fails to start
+    here = ray.get_runtime_context().get_node_id()
+    return (
+        ray.remote(Dispatcher)
+        .options(
+            num_cpus=0,
+            max_concurrency=15_000,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
         )
-        _dispatcher = (_session(), actor)
-    return _dispatcher[1]
+        .remote()
+    )
+
+
+def _is_dead(actor: Any) -> bool:
+    """What this process has heard of it from Ray: costs no call, and comes some milliseconds late."""
+    return bool(actor._get_local_state() == ActorTableData.DEAD)
 
 
 def _session() -> tuple[str, str]:

@@ -11,6 +11,9 @@ they are used.
 
 from __future__ import annotations
 
+import contextlib
+import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -23,11 +26,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raypool.client.broker import BrokerLine, find_broker, job_id
 from raypool.client.client import request_spec
-from raypool.client.waiting import acquire, acquire_async, end_of
+from raypool.client.waiting import acquire, acquire_async
 from raypool.client.watch import PreemptionNotice, Watch, follow
-from raypool.errors import LeaseEnded, Preempted, RaypoolError, Refused, RequestCancelled, SpecError
+from raypool.errors import BrokerUnavailable, LeaseEnded, Preempted, RaypoolError, Refused, SpecError
 from raypool.spec import SMALLEST_CPU, RequestSpec, ResourceSettings
 from raypool.view import RequestView
+
+logger = logging.getLogger("raypool")
 
 __all__ = ["Lease", "PreemptionNotice", "lease"]
 
@@ -89,7 +94,64 @@ def resource_settings(given: ResourceSettings | Mapping[str, Any]) -> ResourceSe
     return loaded
 
 
-class Lease:
+class BundleOptions(ABC):
+    """Options for work in the bundles of a lease: the same for who holds it and for who runs in it."""
+
+    capture_child_tasks: bool | None = None
+
+    @property
+    @abstractmethod
+    def view(self) -> RequestView: ...
+
+    @property
+    @abstractmethod
+    def placement_group(self) -> PlacementGroup: ...
+
+    @abstractmethod
+    def require(self) -> None:
+        """Raises Preempted, RequestCancelled or LeaseEnded if no work can be started in it any more."""
+
+    def task_options(self, bundle: int = 0, **overrides: Any) -> dict[str, Any]:
+        """Options for a Ray task in that bundle: `f.options(**lease.task_options(i)).remote()`.
+
+        The task gets the whole bundle unless `overrides` (num_gpus, num_cpus, ...) say less. Raises
+        SpecError for overrides that would let Ray retry, or place it elsewhere.
+        """
+        return {**self._options(bundle, overrides), "max_retries": 0}
+
+    def actor_options(self, bundle: int = 0, **overrides: Any) -> dict[str, Any]:
+        """Options for a Ray actor in that bundle: `A.options(**lease.actor_options(i)).remote()`.
+        `overrides` as in `task_options`."""
+        return {**self._options(bundle, overrides), "max_restarts": 0, "max_task_retries": 0}
+
+    def _options(self, bundle: int, overrides: Mapping[str, Any]) -> dict[str, Any]:
+        self.require()
+        whole = resource_options(bundle_of(self.view, bundle))
+        return {**whole, **_allowed(overrides), "scheduling_strategy": LeaseSchedulingStrategy(self, bundle)}
+
+
+_OFF = {"max_retries": 0, "retry_exceptions": False, "max_restarts": 0, "max_task_retries": 0}
+"""Ray's retries, and the value that asks for what a lease does anyway."""
+
+
+def _allowed(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The overrides without those that say what a lease does anyway. Raises SpecError."""
+    if "scheduling_strategy" in overrides:
+        raise SpecError(
+            "scheduling_strategy: cannot be given to the options of a lease: they place the work in its bundle; "
+            "for work outside the lease use Ray's own .options()"
+        )
+    for name, off in _OFF.items():
+        if overrides.get(name, off) not in (off, None):
+            raise SpecError(
+                f"{name}: cannot be given to the options of a lease, got {overrides[name]!r}: when the lease is "
+                "taken away, Ray would retry into a placement group that is no more, and hang; start the work again "
+                "in a new lease"
+            )
+    return {name: value for name, value in overrides.items() if name not in _OFF}
+
+
+class Lease(BundleOptions):
     """A granted placement group and its end. Made by `raypool.lease()`.
 
     request_id, pool, nodes (a node id per bundle), placement_group: once it is held.
@@ -101,7 +163,6 @@ class Lease:
         self.spec = spec
         self.wait_timeout_seconds = wait_timeout_seconds
         self.capture_child_tasks = capture_child_tasks
-        self._line: BrokerLine | None = None
         self._watch: Watch | None = None
         self._released = False
 
@@ -109,56 +170,63 @@ class Lease:
 
     def acquire(self) -> Lease:
         """Asks and waits until granted; while it waits, says why. See `lease` for what it raises."""
-        self._begin()
-        assert self._line is not None
-        granted = acquire(self._line, self.spec, self._job(), self.wait_timeout_seconds)
-        return self._held(*granted)
+        line = self._begin()
+        granted = acquire(line, self.spec, self._job(), self.wait_timeout_seconds)
+        return self._held(line, *granted)
 
     async def acquire_async(self) -> Lease:
         """`acquire` for code on an event loop."""
-        self._begin()
-        assert self._line is not None
-        granted = await acquire_async(self._line, self.spec, self._job(), self.wait_timeout_seconds)
-        return self._held(*granted)
+        line = self._begin()
+        granted = await acquire_async(line, self.spec, self._job(), self.wait_timeout_seconds)
+        return self._held(line, *granted)
 
-    def _begin(self) -> None:
+    def _begin(self) -> BrokerLine:
         if self._watch is not None:
             raise LeaseEnded("a lease is taken once; make a new one with raypool.lease()", self.spec.id)
-        self._line = find_broker()
+        return find_broker()
 
     def _job(self) -> str | None:
         return None if self.spec.lifetime == "detached" else job_id()
 
-    def _held(self, spec: RequestSpec, view: RequestView, version: int) -> Lease:
-        assert self._line is not None
+    def _held(self, line: BrokerLine, spec: RequestSpec, view: RequestView, version: int) -> Lease:
         self.spec = spec
-        self._watch = follow(Watch(self._line, view, version))
+        self._watch = follow(Watch(line, view, version))
         return self
 
     def release(self) -> None:
-        """Gives it back: Ray removes its placement group and ends what still runs there. Once is enough."""
-        if self._closing():
-            assert self._line is not None
-            try:
-                self._line.call("release", self.request_id)
-            except Refused:
-                return  # a broker that does not know it has nothing to take back
+        """Gives it back: Ray removes its placement group and ends what still runs there. Once is enough; one
+        that raised BrokerUnavailable has not given it back, and may be tried again."""
+        if not self._to_give_back():
+            return
+        try:
+            with contextlib.suppress(Refused):  # a broker that does not know it has nothing to take back
+                self._held_watch().line.call("release", self.request_id)
+            self._given_back()
+        finally:
+            self._held_watch().leaving = False
 
     async def release_async(self) -> None:
         """`release` for code on an event loop."""
-        if self._closing():
-            assert self._line is not None
-            try:
-                await self._line.acall("release", self.request_id)
-            except Refused:
-                return
+        if not self._to_give_back():
+            return
+        try:
+            with contextlib.suppress(Refused):
+                await self._held_watch().line.acall("release", self.request_id)
+            self._given_back()
+        finally:
+            self._held_watch().leaving = False
 
-    def _closing(self) -> bool:
-        """Whether there is something to give back, the first time it is asked."""
+    def _to_give_back(self) -> bool:
         if self._watch is None or self._released:
             return False
-        self._released = self._watch.closed = True
-        return not self._watch.over
+        if self._watch.over:
+            self._released = True
+            return False
+        self._watch.leaving = True
+        return True
+
+    def _given_back(self) -> None:
+        self._released = self._held_watch().closed = True
 
     def __enter__(self) -> Lease:
         return self.acquire()
@@ -166,8 +234,15 @@ class Lease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        ended = self._ending() if _by_ray(error) else None
-        self.release()
+        ended = None
+        try:
+            if self._may_explain(error):
+                ended = self._ending()
+        finally:
+            try:
+                self.release()
+            except (RaypoolError, ray.exceptions.RayError) as trouble:
+                self._not_given_back(error, trouble)
         if ended is not None:
             raise ended from error
 
@@ -177,35 +252,62 @@ class Lease:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        ended = await self.ending_now() if _by_ray(error) else None
-        await self.release_async()
+        ended = None
+        try:
+            if self._may_explain(error):
+                ended = await self.ending_now()
+        finally:
+            try:
+                await self.release_async()
+            except (RaypoolError, ray.exceptions.RayError) as trouble:
+                self._not_given_back(error, trouble)
         if ended is not None:
             raise ended from error
 
+    def _may_explain(self, error: BaseException | None) -> bool:
+        """Whether the end of the lease may be why the block failed: it failed in Ray, and the lease was not
+        given back by the block itself."""
+        return isinstance(error, ray.exceptions.RayError) and not isinstance(error, Preempted) and not self._released
+
+    def _not_given_back(self, error: BaseException | None, trouble: Exception) -> None:
+        """Raises the trouble, unless the block has failed by itself: then its own error is the one to see."""
+        if error is None:
+            raise trouble
+        logger.warning("lease '%s' could not be given back: %s", self.request_id, trouble)
+
     def _ending(self) -> RaypoolError | None:
-        """The exception for a block that failed in Ray, if that is because the lease was taken away."""
-        assert self._line is not None
         try:
-            return _end_told_by(self._line.call("describe", self.request_id))
+            return self._told(self._held_watch().line.call("describe", self.request_id))
         except Refused:
             return self._unknown()
+        except BrokerUnavailable:
+            return self.ending
 
     async def ending_now(self) -> RaypoolError | None:
-        """How it has ended, by the broker's latest word; None while it is held."""
-        assert self._line is not None
+        """How it has ended, by the broker's latest word (what was heard last, if it is away); None while it
+        is held."""
         try:
-            return _end_told_by(await self._line.acall("describe", self.request_id))
+            return self._told(await self._held_watch().line.acall("describe", self.request_id))
         except Refused:
             return self._unknown()
+        except BrokerUnavailable:
+            return self.ending
 
     def taken_away(self) -> bool:
-        """Whether the broker says that it has ended. For when Ray reports that something in it died."""
+        """Whether the broker says that it has ended; `ending` then tells how. For when Ray reports that
+        something in it died."""
         return self._ending() is not None
 
-    def _unknown(self) -> RaypoolError:
-        return RequestCancelled(
-            f"request '{self.request_id}' was lost: the broker restarted and does not know it", self.request_id
-        )
+    def _told(self, answer: dict[str, Any]) -> RaypoolError | None:
+        view, watch = RequestView.from_dict(answer), self._held_watch()
+        if not view.ended:
+            return None
+        watch.heard(view, watch.version)
+        return watch.ending
+
+    def _unknown(self) -> RaypoolError | None:
+        self._held_watch().lost()
+        return self._held_watch().ending
 
     # --- what is held -------------------------------------------------------------------------
 
@@ -216,9 +318,12 @@ class Lease:
     @property
     def view(self) -> RequestView:
         """The latest that the broker told of it. Raises LeaseEnded before it is held."""
+        return self._held_watch().view
+
+    def _held_watch(self) -> Watch:
         if self._watch is None:
             raise LeaseEnded("the lease is not held yet: enter it, or call acquire()", self.spec.id)
-        return self._watch.view
+        return self._watch
 
     @property
     def pool(self) -> str | None:
@@ -245,60 +350,31 @@ class Lease:
     @property
     def ending(self) -> RaypoolError | None:
         """How it ended without our doing; None while it is held or after it was given back."""
-        if self._watch is None or not self._watch.over:
+        if self._watch is None or self._watch.closed or self._watch.leaving:
             return None
-        return self._unknown() if self._watch.gone else end_of(self._watch.view)
+        return self._watch.ending
 
     def on_end(self, callback: Callable[[], Any]) -> None:
         """Calls back once, in a thread of the library's, when it has ended without our doing."""
-        self.view  # noqa: B018 - raises before it is held
-        assert self._watch is not None
-        self._watch.on_end(callback)
+        self._held_watch().on_end(callback)
 
     def require(self) -> None:
-        """Raises Preempted, RequestCancelled or LeaseEnded if the lease has ended."""
-        view = self.view
-        if view.status in ("preempted", "cancelled"):
-            raise end_of(view)
-        if self.ended:
-            raise LeaseEnded(
-                f"lease '{self.request_id}' has ended; work cannot be started in it any more", self.request_id
-            )
+        """Raises Preempted, RequestCancelled or LeaseEnded if no work can be started in it any more: it has
+        ended, or the notice's deadline has come."""
+        self._held_watch().require()
 
     def describe(self) -> dict[str, Any]:
         """The request as the broker sees it, and the placement group's table as Ray does."""
         table = placement_group_table(self.placement_group)
         return {"request": self.view.as_dict(), "placement_group": table}
 
-    # --- running work in it -------------------------------------------------------------------
-
-    def task_options(self, bundle: int = 0, **overrides: Any) -> dict[str, Any]:
-        """Options for a Ray task in that bundle: `f.options(**lease.task_options(i)).remote()`.
-
-        The task gets the whole bundle unless `overrides` (num_gpus, num_cpus, ...) say less.
-        """
-        return {**self._options(bundle), "max_retries": 0, **overrides}
-
-    def actor_options(self, bundle: int = 0, **overrides: Any) -> dict[str, Any]:
-        """Options for a Ray actor in that bundle: `A.options(**lease.actor_options(i)).remote()`."""
-        return {**self._options(bundle), "max_restarts": 0, "max_task_retries": 0, **overrides}
-
-    def _options(self, bundle: int) -> dict[str, Any]:
-        self.require()
-        return {
-            **resource_options(bundle_of(self.view, bundle)),
-            "scheduling_strategy": LeaseSchedulingStrategy(self, bundle),
-        }
-
     def belongs_to(self, actor: ActorHandle) -> None:
         """The broker takes the lease back when that actor is dead."""
-        assert self._line is not None
-        self._line.call("attach_actor", self.request_id, actor._actor_id.hex())
+        self._held_watch().line.call("attach_actor", self.request_id, actor._actor_id.hex())
 
     async def belongs_to_async(self, actor: ActorHandle) -> None:
         """`belongs_to` for code on an event loop."""
-        assert self._line is not None
-        await self._line.acall("attach_actor", self.request_id, actor._actor_id.hex())
+        await self._held_watch().line.acall("attach_actor", self.request_id, actor._actor_id.hex())
 
     # --- preemption ---------------------------------------------------------------------------
 
@@ -309,9 +385,7 @@ class Lease:
 
     def on_preemption(self, callback: Callable[[PreemptionNotice], Any]) -> None:
         """Calls back once, in a thread of the library's, when the notice comes (at once if it has)."""
-        self.view  # noqa: B018 - raises before it is held
-        assert self._watch is not None
-        self._watch.on_preemption(callback)
+        self._held_watch().on_preemption(callback)
 
     def __repr__(self) -> str:
         state = "ended" if self.ended else "held" if self._watch is not None else "not asked for"
@@ -322,7 +396,7 @@ class LeaseSchedulingStrategy(PlacementGroupSchedulingStrategy):  # type: ignore
     """A placement-group strategy that raises, at `.remote()`, once its lease has ended: Ray itself would
     let work in a removed group wait for ever."""
 
-    def __init__(self, lease: Lease, bundle: int) -> None:
+    def __init__(self, lease: BundleOptions, bundle: int) -> None:
         self._lease = lease
         super().__init__(lease.placement_group, bundle, lease.capture_child_tasks)
 
@@ -362,13 +436,3 @@ def resource_options(bundle: Mapping[str, float]) -> dict[str, Any]:
         options["memory"] = bundle["memory"]
     others = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU", "memory")}
     return {**options, "resources": others} if others else options
-
-
-def _end_told_by(answer: dict[str, Any]) -> RaypoolError | None:
-    view = RequestView.from_dict(answer)
-    return end_of(view) if view.ended else None
-
-
-def _by_ray(error: BaseException | None) -> bool:
-    """Whether a block may have failed because its placement group was taken away."""
-    return isinstance(error, ray.exceptions.RayError) and not isinstance(error, Preempted)

@@ -1,7 +1,7 @@
 """Waiting for a grant: what to ask next, what to tell people meanwhile, when to stop.
 
-The two loops (one for plain code, one for event loops) only send long-polls and sleep; what they
-have in common is `Waiting`. While it waits, position and reason are logged after 5 s, then at doubling
+The two loops (one for plain code, one for event loops) only carry calls to the broker; what to ask and
+what the answers mean is `Waiting`. While it waits, position and reason are logged after 5 s, then at doubling
 intervals up to 15 minutes.
 """
 
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from raypool.client.broker import BrokerLine
@@ -24,32 +26,58 @@ LOG_MOST_SECONDS = 15 * 60.0
 POLL_SECONDS = 30.0
 
 
-class Waiting:
-    """One request's way from its submission to its grant."""
+Granted = tuple[RequestSpec, RequestView, int]
+"""The spec that was granted (a request that lost its room before anybody could use it is asked anew), its
+view and its version."""
 
-    def __init__(self, spec: RequestSpec, wait_timeout_seconds: float | None) -> None:
+
+class Waiting:
+    """One request's way from its submission to its grant: `next_call` says what to ask the broker,
+    `take` and `refused` hear the answer, until `granted` is set or one of them raises."""
+
+    def __init__(self, spec: RequestSpec, job: str | None, wait_timeout_seconds: float | None) -> None:
         self.spec = spec
+        self.job = job
         self.wait_timeout_seconds = wait_timeout_seconds
-        self.seen = -1
+        self.granted: Granted | None = None
+        self._submitted = False
+        self._seen = -1
         self._since = time.monotonic()
         self._step = FIRST_LOG_SECONDS
         self._log_at = self._since + FIRST_LOG_SECONDS
         self._deadline = None if wait_timeout_seconds is None else self._since + wait_timeout_seconds
 
-    def patience(self) -> float:
-        """Seconds that the next long-poll may take."""
+    def next_call(self) -> tuple[str, tuple[Any, ...], float]:
+        """The broker's method, its arguments, and how many seconds the answer may take."""
+        if not self._submitted:
+            return "submit", (self.spec.dump(), self.job), 30.0
         now = time.monotonic()
-        until = min(self._log_at, now + POLL_SECONDS, self._deadline or float("inf"))
-        return max(until - now, 0.0)
+        deadline = float("inf") if self._deadline is None else self._deadline
+        patience = max(min(self._log_at, now + POLL_SECONDS, deadline) - now, 0.0)
+        return "watch", (self.spec.id, self._seen, patience), patience + 30.0
 
-    def take(self, answer: dict[str, Any]) -> RequestView | None:
-        """The granted request, or None to go on waiting. Raises what ends the wait otherwise."""
-        view = RequestView.from_dict(answer["request"])
-        self.seen = answer["version"]
+    def take(self, answer: dict[str, Any]) -> None:
+        """Raises RequestRejected, RequestCancelled or WaitTimeout."""
+        if not self._submitted:
+            self._submitted, self._seen = True, -1
+            return
+        view, self._seen = RequestView.from_dict(answer["request"]), answer["version"]
         if view.running:
-            return view
-        if view.ended:
+            self.granted = self.spec, view, self._seen
+        elif view.status == "preempted":
+            self.spec, self._submitted = retry_of(self.spec), False
+        elif view.ended:
             raise end_of(view)
+        else:
+            self._still_waiting(view)
+
+    def refused(self, error: Refused) -> None:
+        """A broker that came back without it is asked again: the same id asks for the same thing."""
+        if not self._submitted:
+            raise error
+        self._submitted = False
+
+    def _still_waiting(self, view: RequestView) -> None:
         now = time.monotonic()
         if self._deadline is not None and now >= self._deadline:
             raise WaitTimeout(f"not granted within {self.wait_timeout_seconds:g} s: {explain(view)}", self.spec.id)
@@ -57,67 +85,49 @@ class Waiting:
             logger.warning("waiting for %.0f s: %s", now - self._since, explain(view))
             self._step = min(self._step * 2, LOG_MOST_SECONDS)
             self._log_at = now + self._step
-        return None
 
 
-def acquire(
-    line: BrokerLine, spec: RequestSpec, job: str | None, wait_timeout_seconds: float | None
-) -> tuple[RequestSpec, RequestView, int]:
-    """Submits and waits until granted. Returns the spec that was granted (a request that lost its room
-    before anybody could use it is asked anew), its view and its version.
+def acquire(line: BrokerLine, spec: RequestSpec, job: str | None, wait_timeout_seconds: float | None) -> Granted:
+    """Submits and waits until granted.
 
     Raises RequestRejected, RequestCancelled, WaitTimeout. Whatever ends the wait withdraws the request.
     """
-    waiting = Waiting(spec, wait_timeout_seconds)
-    try:
-        line.call("submit", waiting.spec.dump(), job)
-        while True:
+    waiting = Waiting(spec, job, wait_timeout_seconds)
+    with _withdrawn_if_it_fails(line, waiting):
+        while waiting.granted is None:
+            method, arguments, seconds = waiting.next_call()
             try:
-                patience = waiting.patience()
-                answer = line.call("watch", waiting.spec.id, waiting.seen, patience, timeout_seconds=patience + 30)
-                view = waiting.take(answer)
-            except Preempted:
-                waiting.spec, waiting.seen = retry_of(waiting.spec), -1
-                line.call("submit", waiting.spec.dump(), job)
-                continue
-            except Refused:  # the broker came back without it: the same id asks for the same thing
-                waiting.seen = -1
-                line.call("submit", waiting.spec.dump(), job)
-                continue
-            if view is not None:
-                return waiting.spec, view, waiting.seen
-    except BaseException as error:
-        if not isinstance(error, RequestRejected | RequestCancelled):
-            withdraw(line, waiting.spec.id, _why(error))
-        raise
+                answer = line.call(method, *arguments, timeout_seconds=seconds)
+            except Refused as error:
+                waiting.refused(error)
+            else:
+                waiting.take(answer)
+        return waiting.granted
 
 
 async def acquire_async(
     line: BrokerLine, spec: RequestSpec, job: str | None, wait_timeout_seconds: float | None
-) -> tuple[RequestSpec, RequestView, int]:
+) -> Granted:
     """`acquire` for code that runs on an event loop."""
-    waiting = Waiting(spec, wait_timeout_seconds)
-    try:
-        await line.acall("submit", waiting.spec.dump(), job)
-        while True:
+    waiting = Waiting(spec, job, wait_timeout_seconds)
+    with _withdrawn_if_it_fails(line, waiting):
+        while waiting.granted is None:
+            method, arguments, seconds = waiting.next_call()
             try:
-                patience = waiting.patience()
-                answer = await line.acall(
-                    "watch", waiting.spec.id, waiting.seen, patience, timeout_seconds=patience + 30
-                )
-                view = waiting.take(answer)
-            except Preempted:
-                waiting.spec, waiting.seen = retry_of(waiting.spec), -1
-                await line.acall("submit", waiting.spec.dump(), job)
-                continue
-            except Refused:
-                waiting.seen = -1
-                await line.acall("submit", waiting.spec.dump(), job)
-                continue
-            if view is not None:
-                return waiting.spec, view, waiting.seen
+                answer = await line.acall(method, *arguments, timeout_seconds=seconds)
+            except Refused as error:
+                waiting.refused(error)
+            else:
+                waiting.take(answer)
+        return waiting.granted
+
+
+@contextmanager
+def _withdrawn_if_it_fails(line: BrokerLine, waiting: Waiting) -> Iterator[None]:
+    try:
+        yield
     except BaseException as error:
-        if not isinstance(error, RequestRejected | RequestCancelled):
+        if not isinstance(error, RequestRejected | RequestCancelled | Refused):
             withdraw(line, waiting.spec.id, _why(error))
         raise
 

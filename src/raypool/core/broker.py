@@ -92,6 +92,7 @@ class Broker:
             ev.Cancelled: self._cancelled,
             ev.Forgotten: self._forgotten,
             ev.ConfigApplied: self._config_applied,
+            ev.ConfigRestored: self._config_restored,
             ev.PolicyDetached: self._policy_detached,
             ev.PoolDeleted: self._pool_deleted,
             ev.PlacementWaits: self._placement_waits,
@@ -178,11 +179,11 @@ class Broker:
     def _stands_aside(self, request: Request, pool: Pool) -> Reason | None:
         """Why it must not stand in this pool's queue now though it is eligible there."""
         allocation = request.allocation
-        if allocation is not None and allocation.leaving and allocation.pool is not None:
-            return EarlierGroupLeaving(allocation.pool.name)
         back_off = request.back_offs.get(pool.name)
         if back_off is not None and back_off.until > self.now:
             return back_off
+        if allocation is not None and allocation.pool is not None and (allocation.leaving or allocation.lingering):
+            return EarlierGroupLeaving(allocation.pool.name)
         return self._infeasible(request, pool)
 
     def _rejoin(self, request: Request, over: type[Reason]) -> None:
@@ -418,10 +419,10 @@ class Broker:
             self._stand_in_line(allocation.request)
 
     def _of_grant(self, request_id: str, attempt: int) -> Allocation | None:
-        """The allocation that Ray speaks of; None if that grant is over and confirmed, or unknown."""
+        """The allocation that Ray speaks of; None if it is unknown, or all that Ray can say is known."""
         request = self.requests.get(request_id)
         allocation = request.allocation if request else None
-        if allocation is None or allocation.attempt != attempt or allocation.gone:
+        if allocation is None or allocation.attempt != attempt or (allocation.gone and not allocation.lingering):
             return None
         return allocation
 
@@ -439,12 +440,17 @@ class Broker:
             self._allocated(allocation)
 
     def _placement_failed(self, event: ev.PlacementFailed) -> None:
-        """No group exists: the charge ends at once, and others pass until the back-off is over."""
+        """The charge ends at once, and others pass until the back-off is over; where Ray may still make
+        the group (`group_pending`), until that is gone too."""
         allocation = self._of_grant(event.request, event.attempt)
         if allocation is None:
             return
+        if allocation.lingering:
+            self._lingers_no_more(allocation)
+            return
         request, pool = allocation.request, allocation.pool
         still_wanted = allocation is request.current
+        allocation.lingering = event.group_pending
         if pool is not None and not allocation.leaving:
             pool.ledger.mark_leaving(allocation)
         allocation.leaving = True
@@ -458,9 +464,19 @@ class Broker:
             request.back_offs[pool.name] = PlacementBackOff(pool.name, event.why, tries, until)
             self._stand_in_line(request)
 
+    def _lingers_no_more(self, allocation: Allocation) -> None:
+        """The group that was given up is gone: its request may be granted again."""
+        allocation.lingering = False
+        if allocation.request.waiting:
+            self._rejoin(allocation.request, EarlierGroupLeaving)
+
     def _placement_removed(self, event: ev.PlacementRemoved) -> None:
         allocation = self._of_grant(event.request, event.attempt)
-        if allocation is None or not allocation.leaving:
+        if allocation is None:
+            return
+        if allocation.lingering:
+            self._lingers_no_more(allocation)
+        if not allocation.leaving:
             return
         if allocation.request.status is Status.PREEMPTING:
             # Gone before its grace was over: somebody outside removed the group.
@@ -536,9 +552,14 @@ class Broker:
     # --- pools and policies (semantics 9) -----------------------------------------------------
 
     def _config_applied(self, event: ev.ConfigApplied) -> None:
-        change = event.config
+        self._put_in_force(event.config, *self.after(event.config))
+
+    def _config_restored(self, event: ev.ConfigRestored) -> None:
+        assert not self.pools, "a config is restored into a broker that has none"
+        self._put_in_force(event.config, *merged({}, {}, event.config))
+
+    def _put_in_force(self, change: BrokerConfig, new_specs: dict[str, PoolSpec], new_policies: Policies) -> None:
         specs, policies = self._specs()
-        new_specs, new_policies = self.after(change)
         if "unmanaged" in change.model_fields_set:
             self.unmanaged = change.unmanaged
         changed = [

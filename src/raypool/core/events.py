@@ -50,6 +50,14 @@ class ConfigApplied:
 
 
 @dataclass(frozen=True, slots=True)
+class ConfigRestored:
+    """A broker without pools takes up those of its earlier life. They were judged when they were applied:
+    a limit may since have come to lie above a capacity that was lowered, which no new change may say."""
+
+    config: BrokerConfig
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyDetached:
     pool: str
     component: str
@@ -82,11 +90,15 @@ class PlacementReady:
 
 @dataclass(frozen=True, slots=True)
 class PlacementFailed:
-    """The grant found no nodes in time and no placement group exists; `why` says which bundle."""
+    """The grant found no nodes in time; `why` says which bundle.
+
+    group_pending: Ray was asked for the group and may still create it; PlacementRemoved will follow.
+    """
 
     request: str
     attempt: int
     why: str
+    group_pending: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +127,7 @@ Event = (
     | Cancelled
     | Forgotten
     | ConfigApplied
+    | ConfigRestored
     | PolicyDetached
     | PoolDeleted
     | PlacementWaits

@@ -69,7 +69,28 @@ class Explanation:
             self.passed[group] = (verdict, request)
 
     def position(self, request: Request) -> int:
-        """Its place in the pool's line, from 1, in the order in which a walk begins."""
+        """Its place in the pool's line, from 1, in the order in which a walk begins.
+
+        Whole groups stand ahead or behind; only in those of its own rank are members counted. For many
+        at once, call `number_all` first.
+        """
+        if self._positions is not None:
+            return self._positions[request]
+        groups = self.pool.queue.groups
+        account = self.pool.ledger.accounts[request.owner]
+        own = groups[account.owner, self.pool.need(request), request.preemptible]
+        rank_of_own = rank(account, own, request.number)[:2]
+        ahead = 0
+        for group in groups.values():
+            rank_of_group = rank(group.account, group, 0)[:2]
+            if rank_of_group < rank_of_own:
+                ahead += len(group.members)
+            elif rank_of_group == rank_of_own:
+                ahead += group.before(request.number)
+        return ahead + 1
+
+    def number_all(self) -> None:
+        """Works out every position at once."""
         if self._positions is None:
             ranked = [
                 (rank(group.account, group, member.number), member)
@@ -78,7 +99,6 @@ class Explanation:
             ]
             ranked.sort(key=lambda pair: pair[0])
             self._positions = {member: place for place, (_, member) in enumerate(ranked, start=1)}
-        return self._positions[request]
 
     def reason(self, request: Request) -> Reason:
         """The first rule that holds it here."""

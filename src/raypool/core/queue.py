@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import takewhile
 
 from raypool.core.ledger import Account, Standing
 from raypool.core.request import Need, Request
@@ -56,6 +57,13 @@ class Group:
     @property
     def first(self) -> Request:
         return next(iter(self.members.values()))
+
+    def before(self, number: int) -> int:
+        """How many members have a smaller number. Free for the newest, who are asked for most."""
+        last = next(reversed(self.members))
+        if last <= number:
+            return len(self.members) - (last == number)
+        return sum(1 for _ in takewhile(number.__gt__, self.members))
 
     def add(self, request: Request) -> None:
         last = next(reversed(self.members), -1)

@@ -186,7 +186,7 @@ class EarlierGroupLeaving(Reason):
 
     @property
     def sentence(self) -> str:
-        return f"back in line: the placement group of its earlier grant in pool '{self.pool}' is being removed"
+        return f"back in line: the placement group of its earlier grant in pool '{self.pool}' must be gone first"
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,12 +27,13 @@ class Allocation:
 
     serial: order of grant over all pools. opportunistic: backfilled past a blocked one.
     placed: its placement group is ready. leaving: asked to go, or ended and not yet confirmed gone.
-    gone: confirmed gone, nothing is charged any more. search: what its placement still looks for.
+    gone: confirmed gone, nothing is charged any more. lingering: given up, but Ray may still make its
+    group. search: what its placement still looks for.
     """
 
     __slots__ = (
-        "account", "attempt", "gone", "group_id", "leaving", "need", "nodes", "opportunistic", "placed", "pool",
-        "preemptible", "request", "search", "serial",
+        "account", "attempt", "gone", "group_id", "leaving", "lingering", "need", "nodes", "opportunistic", "placed",
+        "pool", "preemptible", "request", "search", "serial",
     )  # fmt: skip
 
     def __init__(self, request: Request, pool: Pool | None, serial: int, opportunistic: bool) -> None:
@@ -47,6 +48,7 @@ class Allocation:
         self.placed = False
         self.leaving = False
         self.gone = False
+        self.lingering = False
         self.search = ""
         self.group_id = ""
         self.nodes: tuple[str, ...] = ()

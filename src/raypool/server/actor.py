@@ -38,6 +38,9 @@ logger = logging.getLogger("raypool")
 OWNERS_SECONDS = 0.25
 """How often dead jobs and actors are looked for."""
 
+ACTORS_AT_ONCE = 20
+"""How many actors are asked after each time."""
+
 WATCH_MOST_SECONDS = 60.0
 """A long-poll is answered after this at the latest; its caller asks again."""
 
@@ -47,21 +50,22 @@ _CONFIG_KEY = "config"
 class PoolBroker:
     """The broker's calls. `cluster` is Ray, or a fake with the same methods."""
 
-    def __init__(self, cluster: RayCluster, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, cluster: RayCluster, clock: Callable[[], float] | None = None) -> None:
         self.broker = Broker()
         self.cluster = cluster
-        self._clock = clock
-        self._latest = 0.0
+        self._now = clock or steady_clock()
         self._events: deque[ev.Event] = deque()
         self._feeding = False
         self._placements = Placements(cluster, self._feed, self._now)
         self._versions: dict[str, int] = {}
         self._watchers: dict[str, list[asyncio.Future[None]]] = {}
+        self._owned: dict[str, str] = {}  # request id -> the job that it ends with
         self._actors: dict[str, str] = {}  # request id -> id of the actor that lives in it
         self._groups: dict[str, str] = {}  # placement group id -> request id
         self._started_at = self._now()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._stopping = False
 
     async def begin(self) -> None:
         """Takes up what an earlier life of this actor left, and starts the loops.
@@ -72,7 +76,8 @@ class PoolBroker:
         await self._placements.remove_orphans()
         saved = await answered(lambda: self.cluster.load(_CONFIG_KEY), "reading pools and policies")
         if saved is not None:
-            self._feed(ev.ConfigApplied(BrokerConfig.load(json.loads(saved))))
+            self._feed(ev.ConfigRestored(BrokerConfig.load(json.loads(saved))))
+        await answered(self._placements.read_nodes, "reading the nodes")
         self._spawn(self._placements.run())
         self._spawn(self._watch_owners())
 
@@ -84,6 +89,7 @@ class PoolBroker:
 
     async def apply(self, config: dict[str, Any]) -> list[str]:
         """Adds or replaces pools and policies, all or none. Returns warnings. Raises SpecError, Refused."""
+        self._refuse_if_stopping()
         self._feed_now(ev.ConfigApplied(BrokerConfig.load(config)))
         await self._save_config()
         return self._warnings()
@@ -120,10 +126,13 @@ class PoolBroker:
 
         Raises SpecError, and Refused for an id that stands for something else.
         """
+        self._refuse_if_stopping()
         wanted: RequestSpec = RequestSpec.load(spec)
         known = self.broker.requests.get(wanted.id)
         if known is None or known.spec != wanted:
             self._feed_now(ev.Submitted(wanted, job))
+            if job is not None and wanted.lifetime != "detached":
+                self._owned[wanted.id] = job
         return await self.describe(wanted.id)
 
     async def watch(self, request_id: str, seen: int, timeout_seconds: float) -> dict[str, Any]:
@@ -178,7 +187,7 @@ class PoolBroker:
 
     async def describe(self, request_id: str) -> dict[str, Any]:
         """One request, by its id or a unique beginning of it. Raises Refused if there is none."""
-        return view_request(self.broker, self._known(request_id)).as_dict()
+        return view_request(self.broker, self._meant(request_id)).as_dict()
 
     async def requests(
         self,
@@ -216,7 +225,9 @@ class PoolBroker:
         return None if request is None else view_request(self.broker, request).as_dict()
 
     async def end_all(self, reason: str) -> None:
-        """Cancels everything, and returns when every placement group is gone. For `raypool stop`."""
+        """Cancels everything, takes nothing new, and returns when every placement group is gone. For
+        `raypool stop`."""
+        self._stopping = True
         for request in list(self.broker.requests.values()):
             if request.status is not None and not request.status.terminal:
                 self._feed_now(ev.Cancelled(request.id, reason))
@@ -225,24 +236,31 @@ class PoolBroker:
         await self.cluster.erase(_CONFIG_KEY)
 
     def _known(self, request_id: str) -> Request:
+        """The request of that whole id. What changes something takes no shortened ids: a call that is
+        repeated could mean another request the second time."""
         if not isinstance(request_id, str):
             raise SpecError(f"a request id is a string, got {type(request_id).__name__}")
         request = self.broker.requests.get(request_id)
-        if request is not None:
-            return request
+        if request is None:
+            raise Refused(f"there is no request '{request_id}'; `raypool request list` shows those there are")
+        return request
+
+    def _meant(self, request_id: str) -> Request:
+        """The request of that id, or of the only id that begins so."""
+        if not isinstance(request_id, str) or request_id in self.broker.requests:
+            return self._known(request_id)
         matches = [one for one in self.broker.requests if one.startswith(request_id)] if request_id else []
         if len(matches) == 1:
             return self.broker.requests[matches[0]]
         if matches:
             raise Refused(f"'{request_id}' is the beginning of {len(matches)} request ids; give more of it")
-        raise Refused(f"there is no request '{request_id}'; `raypool request list` shows those there are")
+        return self._known(request_id)
+
+    def _refuse_if_stopping(self) -> None:
+        if self._stopping:
+            raise Refused("the broker is being stopped and takes nothing new; `raypool start` starts another")
 
     # --- feeding the core ---------------------------------------------------------------------
-
-    def _now(self) -> float:
-        """The clock, kept from running backwards: a decision must never be older than the one before."""
-        self._latest = max(self._latest, self._clock())
-        return self._latest
 
     def _feed_now(self, event: ev.Event) -> None:
         """Feeds an event of a caller's: what the core refuses is raised to him."""
@@ -333,26 +351,25 @@ class PoolBroker:
                 logger.exception("looking for dead owners failed; trying again")
 
     async def _cancel_orphans(self) -> None:
-        owned = [
-            request
-            for request in self.broker.requests.values()
-            if request.job is not None
-            and request.spec.lifetime != "detached"
-            and request.status is not None
-            and not request.status.terminal
-        ]
-        if owned:
+        self._owned = {id: job for id, job in self._owned.items() if not self._is_over(id)}
+        if self._owned:
             dead = await self.cluster.dead_jobs()
-            for request in owned:
-                if request.job in dead:
-                    self._feed(ev.Cancelled(request.id, "its job ended"))
+            for request_id, job in list(self._owned.items()):
+                if job in dead and not self._is_over(request_id):
+                    self._feed(ev.Cancelled(request_id, "its job ended"))
+
+    def _is_over(self, request_id: str) -> bool:
+        request = self.broker.requests.get(request_id)
+        return request is None or request.status is None or request.status.terminal
 
     async def _release_dead_actors(self) -> None:
-        for request_id, actor_id in list(self._actors.items()):
-            request = self.broker.requests.get(request_id)
-            if request is None or request.status is None or request.status.terminal:
-                del self._actors[request_id]
-            elif await self.cluster.actor_is_dead(actor_id):
+        """Some of them each time, in turn: each costs Ray a question, and placements ask too."""
+        for request_id in list(self._actors)[:ACTORS_AT_ONCE]:
+            actor_id = self._actors.pop(request_id)
+            if self._is_over(request_id):
+                continue
+            self._actors[request_id] = actor_id
+            if await self.cluster.actor_is_dead(actor_id):
                 self._feed(ev.Released(request_id))
 
     def _forget_what_is_forgotten(self) -> None:
@@ -366,6 +383,13 @@ class PoolBroker:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def steady_clock() -> Callable[[], float]:
+    """Seconds since the epoch, as they were when the clock was made, and steady since: deadlines must not
+    move when somebody sets the machine's time."""
+    offset = time.time() - time.monotonic()
+    return lambda: time.monotonic() + offset
 
 
 def _pools_of(request: Request) -> set[str]:

@@ -17,8 +17,9 @@ import asyncio
 import json
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, TypeVar
 
 from raypool.core import events as ev
@@ -36,6 +37,9 @@ default, every 10 ms as cluster.yaml sets it."""
 
 LOOK_SECONDS_UNCHANGED = 0.02
 """The same, once nothing has come of it for a second."""
+
+CREATE_LEAST_SECONDS = 2.0
+"""Once Ray was asked to create a group it gets at least this long, also at the end of its time."""
 
 NODES_SECONDS = 1.0
 """How often the list of nodes is read, and how soon a question is asked again that got no answer."""
@@ -79,6 +83,13 @@ class Placement:
     search: str = ""
     key: str = ""
     saving: asyncio.Task[None] | None = None
+    asked_at: float = 0.0
+    shape: Hashable = field(init=False)
+
+    def __post_init__(self) -> None:
+        """shape: equal for placements that fit or do not fit alike."""
+        bundles = tuple((tuple(sorted(one.items())), len(list(same))) for one, same in groupby(self.bundles))
+        self.shape = (self.strategy, tuple(sorted(self.labels.items())), bundles)
 
 
 class Placements:
@@ -158,7 +169,8 @@ class Placements:
         quiet_since = self.clock()
         while True:
             try:
-                await self._read_nodes()
+                await self.read_nodes()
+                self._give_up_on_ray()
                 waited_for = bool(self._in("looking") or self._in("leaving"))
                 if waited_for and self._settle(await self.cluster.free()):
                     quiet_since = self.clock()
@@ -178,7 +190,8 @@ class Placements:
             return
         self._wake.clear()
 
-    async def _read_nodes(self) -> None:
+    async def read_nodes(self) -> None:
+        """Reads the list of nodes, at most once in NODES_SECONDS, and tells the broker if it changed."""
         now = self.clock()
         if now - self._nodes_read_at < NODES_SECONDS:
             return
@@ -202,19 +215,22 @@ class Placements:
             for node in list(placement.claims):
                 if placement.group_id and holds_group(free.get(node, {}), placement.group_id):
                     del placement.claims[node]
+        misfits: dict[Hashable, Misfit] = {}  # room only shrinks meanwhile, so what fitted nowhere still does
         for placement in self._in("looking"):
-            changed |= self._look(placement, free)
+            changed |= self._look(placement, free, misfits)
         return changed
 
-    def _look(self, placement: Placement, free: Rooms) -> bool:
+    def _look(self, placement: Placement, free: Rooms, misfits: dict[Hashable, Misfit]) -> bool:
         """Creates the group if there is room for it now; gives up when its time is over."""
-        rooms = self._rooms(free, placement.labels)
-        found = find_nodes(placement.bundles, placement.strategy, rooms)
-        if not isinstance(found, Misfit):
-            placement.stage = "creating"
-            _claim(placement, found)
-            self._spawn(self._create(placement))
-            return True
+        found = misfits.get(placement.shape)
+        if found is None:
+            nodes = find_nodes(placement.bundles, placement.strategy, self._rooms(free, placement.labels))
+            if not isinstance(nodes, Misfit):
+                placement.stage, placement.asked_at = "creating", self.clock()
+                _claim(placement, nodes)
+                self._spawn(self._create(placement))
+                return True
+            found = misfits[placement.shape] = nodes
         if self.clock() >= placement.give_up_at:
             del self._placements[placement.request, placement.attempt]
             self.feed(ev.PlacementFailed(placement.request, placement.attempt, found.as_search))
@@ -223,6 +239,17 @@ class Placements:
             placement.search = found.as_search
             self.feed(ev.PlacementWaits(placement.request, placement.attempt, found.as_search))
         return False
+
+    def _give_up_on_ray(self) -> None:
+        """A group that Ray does not create in time: somebody outside the broker took the room first. Its
+        grant gives its charge back; the group is removed when Ray has created it after all."""
+        for placement in self._in("creating"):
+            until = max(placement.give_up_at, placement.asked_at + CREATE_LEAST_SECONDS)
+            if not placement.unwanted and self.clock() >= until:
+                placement.unwanted = True
+                seconds = self.clock() - placement.asked_at
+                why = f"Ray did not create its placement group in {seconds:.0f} s: others took the room"
+                self.feed(ev.PlacementFailed(placement.request, placement.attempt, why, group_pending=True))
 
     def _rooms(self, free: Rooms, labels: Mapping[str, str]) -> Rooms:
         """What may be used on each node: what is free, less what our own groups will show as taken."""

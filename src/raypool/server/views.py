@@ -63,6 +63,7 @@ def view_requests(broker: Broker, requests: Iterable[Request]) -> list[RequestVi
     """Many at once: each policy's line is read only once."""
     borrowed: dict[str, dict[str, int]] = {}
     for pool in broker.pools.values():
+        explanation_of(pool).number_all()
         borrowed.update(_borrowed_in(pool))
     return [view_request(broker, request, borrowed.get(request.id, {})) for request in requests]
 

@@ -1,0 +1,183 @@
+"""The life of a lease against a broker that answers what the test says: how a block ends, and its options."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+import pytest
+import ray.exceptions
+
+from raypool.client import lease as leases
+from raypool.client.current import CurrentLease
+from raypool.client.lease import Lease, group_handle
+from raypool.client.watch import Watch
+from raypool.errors import BrokerUnavailable, LeaseEnded, Preempted, Refused, RequestCancelled, SpecError
+from raypool.spec import RequestSpec, ResourceSettings
+
+from .fake_line import FakeLine, preempting, task_error, view, watched
+
+AWAY = BrokerUnavailable("the broker does not answer")
+
+
+@pytest.fixture
+def line(monkeypatch: pytest.MonkeyPatch) -> FakeLine:
+    made = FakeLine()
+    made.answers["watch"] = {"request": view().as_dict(), "version": 0}
+    made.answers["describe"] = view().as_dict()
+    monkeypatch.setattr(leases, "find_broker", lambda: made)
+    monkeypatch.setattr(leases, "job_id", lambda: "01")
+    return made
+
+
+def a_lease() -> Lease:
+    return Lease(RequestSpec(id="r1", component="red", resources=ResourceSettings(gpu_count=1)))
+
+
+def releases(line: FakeLine) -> int:
+    return sum(call[0] == "release" for call in line.calls)
+
+
+def run_block(lease: Lease, error: Exception | None, kind: str, early: bool = False) -> None:
+    def inside() -> None:
+        if early:
+            lease.release()
+        if error is not None:
+            raise error
+
+    async def story() -> None:
+        async with lease:
+            inside()
+
+    if kind == "async":
+        asyncio.run(story())
+    else:
+        with lease:
+            inside()
+
+
+KINDS = pytest.mark.parametrize("kind", ["plain", "async"])
+
+
+@KINDS
+def test_a_block_that_gave_it_back_early_fails_with_its_own_error(line: FakeLine, kind: str) -> None:
+    line.answers["describe"] = view(status="released", reason="given back by its owner").as_dict()
+    with pytest.raises(KeyError):
+        run_block(a_lease(), task_error(KeyError("mine")), kind, early=True)
+    assert releases(line) == 1
+
+
+@KINDS
+def test_a_block_that_fails_while_the_broker_is_away_keeps_its_error_and_gives_back(
+    line: FakeLine, kind: str
+) -> None:
+    line.trouble["describe"] = [AWAY]
+    with pytest.raises(KeyError):
+        run_block(a_lease(), task_error(KeyError("mine")), kind)
+    assert releases(line) == 1
+
+
+@KINDS
+def test_a_failed_release_does_not_bury_the_error_of_the_block(
+    line: FakeLine, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    line.trouble["release"] = [AWAY]
+    with caplog.at_level(logging.WARNING, "raypool"), pytest.raises(ZeroDivisionError):
+        run_block(a_lease(), ZeroDivisionError(), kind)
+    assert "could not be given back: the broker does not answer" in caplog.text
+
+
+@KINDS
+def test_a_failed_release_is_raised_by_a_block_that_went_well(line: FakeLine, kind: str) -> None:
+    line.trouble["release"] = [AWAY]
+    with pytest.raises(BrokerUnavailable):
+        run_block(a_lease(), None, kind)
+
+
+def test_a_release_that_failed_can_be_tried_again(line: FakeLine) -> None:
+    lease = a_lease().acquire()
+    line.trouble["release"] = [AWAY]
+    with pytest.raises(BrokerUnavailable):
+        lease.release()
+    assert not lease.ended
+    lease.release()
+    lease.release()
+    assert releases(line) == 2
+    assert lease.ended and lease.ending is None
+
+
+def test_what_is_over_or_unknown_is_not_given_back_twice(line: FakeLine) -> None:
+    taken = a_lease().acquire()
+    taken._watch.heard(view(status="cancelled", reason="maintenance"), 1)  # type: ignore[union-attr]
+    taken.release()
+    assert releases(line) == 0
+    assert isinstance(taken.ending, RequestCancelled)
+    unknown = a_lease().acquire()
+    line.trouble["release"] = [Refused("there is no such request")]
+    unknown.release()
+    unknown.release()
+    assert releases(line) == 1
+
+
+@KINDS
+def test_a_block_that_failed_in_ray_because_it_was_cancelled_says_so(line: FakeLine, kind: str) -> None:
+    line.answers["describe"] = view(status="cancelled", reason="maintenance").as_dict()
+    lease = a_lease()
+    with pytest.raises(RequestCancelled, match="maintenance") as caught:
+        run_block(lease, ray.exceptions.ActorDiedError(), kind)
+    assert isinstance(caught.value.__cause__, ray.exceptions.ActorDiedError)
+    assert isinstance(lease.ending, RequestCancelled), "the lease knows, though its watch has not heard yet"
+
+
+# --- options ----------------------------------------------------------------------------------
+
+
+def held_and_current(line: FakeLine) -> list[tuple[Any, Watch]]:
+    lease = a_lease().acquire()
+    assert lease._watch is not None
+    inside = watched(line)
+    return [(lease, lease._watch), (CurrentLease(inside, group_handle("ab" * 18)), inside)]
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        {"max_retries": 3},
+        {"max_retries": -1},
+        {"retry_exceptions": True},
+        {"retry_exceptions": [KeyError]},
+        {"max_restarts": 1},
+        {"max_task_retries": 1},
+        {"scheduling_strategy": "SPREAD"},
+    ],
+    ids=str,
+)
+def test_overrides_cannot_bring_rays_retries_back(line: FakeLine, override: dict[str, Any]) -> None:
+    for lease, _ in held_and_current(line):
+        for options in (lease.task_options, lease.actor_options):
+            with pytest.raises(SpecError, match=f"{next(iter(override))}: cannot be given to the options of a lease"):
+                options(0, **override)
+
+
+def test_overrides_may_say_less_than_the_bundle_and_what_a_lease_does_anyway(line: FakeLine) -> None:
+    for lease, _ in held_and_current(line):
+        options = lease.task_options(0, num_gpus=0.5, max_retries=0, retry_exceptions=False, name="half")
+        assert (options["num_gpus"], options["name"], options["max_retries"]) == (0.5, "half", 0)
+        assert "retry_exceptions" not in options
+        options = lease.actor_options(0, max_restarts=0)
+        assert (options["num_gpus"], options["max_restarts"], options["max_task_retries"]) == (1.0, 0, 0)
+
+
+def test_options_made_before_and_after_the_end_raise(line: FakeLine) -> None:
+    for lease, watch in held_and_current(line):
+        strategy = lease.task_options()["scheduling_strategy"]
+        assert strategy.placement_group.id.hex() == "ab" * 18
+        watch.heard(preempting(time.time() - 1), 1)
+        for use in (lease.task_options, lease.actor_options, lambda made=strategy: made.placement_group):
+            with pytest.raises(Preempted):
+                use()
+        watch.heard(view(status="released"), 2)
+        with pytest.raises(LeaseEnded):
+            lease.task_options()

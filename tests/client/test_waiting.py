@@ -1,0 +1,60 @@
+"""What is asked of the broker while a request waits, and what its answers mean: no broker, no clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from raypool.client.waiting import acquire
+from raypool.errors import Refused, RequestRejected, WaitTimeout
+from raypool.spec import RequestSpec
+
+from .fake_line import FakeLine, view
+
+
+def told(status: str, **more: Any) -> dict[str, Any]:
+    return {"request": view(status=status, **more).as_dict(), "version": 3}
+
+
+class Withdrawals(FakeLine):
+    def send(self, method: str, *args: Any, **more: Any) -> Any:
+        self.calls.append((method, *args))
+
+
+def ask(line: FakeLine, timeout: float | None = None) -> Any:
+    return acquire(line, RequestSpec(id="r1", component="red"), "01", timeout)  # type: ignore[arg-type]
+
+
+def test_it_is_asked_anew_by_a_broker_that_forgot_it_and_as_a_retry_after_it_lost_its_room() -> None:
+    line = FakeLine()
+    line.trouble["watch"] = [Refused("there is no request 'r1'")]
+    line.answers["watch"] = [told("preempted", reason="had to leave"), told("pending"), told("allocated")]
+    spec, granted, version = ask(line)
+    assert [call[0] for call in line.calls] == ["submit", "watch", "submit", "watch", "submit", "watch", "watch"]
+    ids = [call[1]["id"] for call in line.calls if call[0] == "submit"]
+    assert ids[:2] == ["r1", "r1"] and ids[2] == spec.id != "r1"
+    assert (spec.retry_of, granted.status, version) == ("r1", "allocated", 3)
+
+
+@pytest.mark.parametrize(
+    ("answer", "timeout", "error", "withdrawn"),
+    [(told("rejected", reason="no pool"), None, RequestRejected, False), (told("pending"), 0, WaitTimeout, True)],
+    ids=["rejected", "time is up"],
+)
+def test_whatever_else_ends_the_wait_withdraws_it(
+    answer: dict[str, Any], timeout: float | None, error: type[Exception], withdrawn: bool
+) -> None:
+    line = Withdrawals()
+    line.answers["watch"] = answer
+    with pytest.raises(error):
+        ask(line, timeout)
+    assert ("cancel" in [call[0] for call in line.calls]) == withdrawn
+
+
+def test_a_request_that_is_refused_is_not_asked_again() -> None:
+    line = Withdrawals()
+    line.trouble["submit"] = [Refused("the id 'r1' stands for something else")]
+    with pytest.raises(Refused):
+        ask(line)
+    assert [call[0] for call in line.calls] == ["submit"]
