@@ -87,9 +87,9 @@ def test_two_teams_shows_who_got_what_and_why(environment: dict[str, str]) -> No
 def test_work_that_survives_preemption_goes_on_from_its_checkpoint(environment: dict[str, str]) -> None:
     output = run(environment, sys.executable, "examples/survive_preemption.py")
     assert in_order(output, "training from step 0", "production wants the room", "finished all 60 steps")
-    left_at = re.search(r"left at step (\d+), after the checkpoint; queued again", output)
-    assert left_at is not None, output
-    assert f"training from step {left_at[1]}" in output
+    checkpoint = re.search(r"wrote the checkpoint of step (\d+)", output)
+    assert checkpoint is not None, output
+    assert in_order(output, "queued again (1 of 3)", f"training from step {checkpoint[1]}")
     assert in_order(output, "finished all 60 steps", "preempted", "takes back what is reserved", "released")
 
 
