@@ -51,7 +51,7 @@ class BrokerLine:
         give_up = time.monotonic() + RECONNECT_SECONDS
         while True:
             try:
-                return await asyncio.wait_for(_result(self.send(method, *args, **more)), timeout_seconds)
+                return await _within(timeout_seconds, _result(self.send(method, *args, **more)))
             except ray.exceptions.RayTaskError as error:
                 raise _cause(error) from None
             except (*_AWAY, asyncio.TimeoutError) as error:
@@ -62,6 +62,18 @@ class BrokerLine:
     def send(self, method: str, *args: Any, **more: Any) -> Any:
         """Calls and returns the reference at once."""
         return getattr(self.actor, method).remote(*args, **more)
+
+
+async def _within(seconds: float, work: Any) -> Any:
+    """asyncio.wait_for, which before Python 3.12 loses a cancellation that comes together with the result."""
+    task = asyncio.ensure_future(work)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+        if not done:
+            raise asyncio.TimeoutError
+        return task.result()
+    finally:
+        task.cancel()
 
 
 async def _result(ref: Any) -> Any:
