@@ -160,6 +160,8 @@ def main() -> None:
 
         raypool.start(POOLS, address=cluster.address)
         exit_on_sigterm()
+        # A shell that starts it in the background (or a CI) has it ignore Ctrl-C; whoever sends it means it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         print(
             "\nThree nodes with four fake GPUs each, and a broker with examples/pools.yaml. In a second terminal:\n"
         )

@@ -39,7 +39,11 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
         yield {**ENVIRONMENT, **exports}
     finally:
         process.send_signal(signal.SIGINT)
-        code = process.wait(60)
+        try:
+            code = process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            raise
     assert code == 0, log.read_text()
     assert not Path(exports["RAY_AUTH_TOKEN_PATH"]).parent.exists(), "its temporary directory is still there"
 
