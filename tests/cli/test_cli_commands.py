@@ -388,11 +388,11 @@ def test_status_of_an_empty_broker_says_so(cli: Cli) -> None:
 
 def test_thousands_of_requests_are_listed(busy: Cli) -> None:
     assert busy.client is not None
-    for number in range(1000):
+    for number in range(400):
         busy.client.submit(id=f"r{number:04}", component="blue", resources={"gpu_count": 1 + number % 8})
-    assert len(busy("request", "list", "--status", "pending").stdout.splitlines()) == 1002
-    assert len(busy.json("request", "list", "-o", "json")) == 1003
-    assert len(yaml.load(busy("request", "list", "-o", "yaml").stdout, yaml.CSafeLoader)) == 1003
+    assert len(busy("request", "list", "--status", "pending").stdout.splitlines()) == 402
+    assert len(busy.json("request", "list", "-o", "json")) == 403
+    assert len(yaml.load(busy("request", "list", "-o", "yaml").stdout, yaml.CSafeLoader)) == 403
 
 
 def test_long_names_still_fit_100_columns(cli: Cli) -> None:

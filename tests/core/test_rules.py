@@ -1,7 +1,7 @@
 """The core against the rules: every scenario, and thousands of random histories beside a plain oracle.
 
 `plain_rules` is a second, slow, independent writing-down of docs/semantics.md. RAYPOOL_HISTORIES says
-how many histories are played (default 20; `make test` plays more).
+how many histories are played (default 10; `make test` plays more).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SCENARIOS = [
     for file in sorted((Path(__file__).parents[1] / "scenarios").glob("*.yaml"))
     for scenario in read_scenarios(file)
 ]
-HISTORIES = int(os.environ.get("RAYPOOL_HISTORIES", "20"))
+HISTORIES = int(os.environ.get("RAYPOOL_HISTORIES", "10"))
 BLOCK = 10
 
 
