@@ -63,7 +63,8 @@ def _checked_name(value: str) -> str:
     return value
 
 
-def _as_tuple(value: Any) -> Any:
+def as_tuple(value: Any) -> Any:
+    """Lists, as JSON and YAML have them, where a field is a tuple."""
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -239,8 +240,8 @@ class BrokerConfig(Spec):
         once, charged to no pool.
     """
 
-    pools: Annotated[tuple[PoolSpec, ...], BeforeValidator(_as_tuple)] = ()
-    policies: Annotated[tuple[PolicySpec, ...], BeforeValidator(_as_tuple)] = ()
+    pools: Annotated[tuple[PoolSpec, ...], BeforeValidator(as_tuple)] = ()
+    policies: Annotated[tuple[PolicySpec, ...], BeforeValidator(as_tuple)] = ()
     unmanaged: Literal["reject", "allow"] = "reject"
 
     @model_validator(mode="after")
@@ -301,7 +302,7 @@ def new_request_id() -> str:
     return uuid.uuid4().hex[:16]
 
 
-Bundles = Annotated[tuple[ResourceSettings, ...], BeforeValidator(_as_tuple), Field(min_length=1, max_length=10_000)]
+Bundles = Annotated[tuple[ResourceSettings, ...], BeforeValidator(as_tuple), Field(min_length=1, max_length=10_000)]
 
 
 class RequestSpec(Spec):
@@ -320,10 +321,7 @@ class RequestSpec(Spec):
     pool: Name | None = None
     resources: ResourceSettings | None = None
     workers: Annotated[int, Field(ge=1, le=10_000)] = 1
-    bundles: (
-        Annotated[tuple[ResourceSettings, ...], BeforeValidator(_as_tuple), Field(min_length=1, max_length=10_000)]
-        | None
-    ) = None
+    bundles: Bundles | None = None
     preemptible: bool | None = None
     strategy: Strategy = "PACK"
     grace_seconds: Seconds | None = None

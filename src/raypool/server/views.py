@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from raypool.core.broker import Broker
 from raypool.core.explain import explanation_of, wait_reasons
-from raypool.core.pool import Pool, by_preference
+from raypool.core.pool import Pool, borrowed_by, by_preference
 from raypool.core.reasons import BeingPlaced, Evicted
 from raypool.core.request import Allocation, Request
 from raypool.view import BrokerView, PolicyView, PoolView, RequestView
@@ -20,7 +20,7 @@ def view_request(broker: Broker, request: Request, borrowed: dict[str, int] | No
     reason = next(iter(reasons.values()), None) or request.reason
     evicted = request.reason if isinstance(request.reason, Evicted) else None
     if borrowed is None:
-        borrowed = _borrowed_in(allocation.pool).get(request.id, {}) if allocation and allocation.pool else {}
+        borrowed = borrowed_by(request)
     pools = by_preference(request)
     return RequestView(
         id=request.id,

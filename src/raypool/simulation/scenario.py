@@ -36,29 +36,21 @@ from raypool.spec import (
     Seconds,
     Spec,
     Strategy,
+    as_tuple,
 )
 
 STATUSES = ("pending", "allocated", "preempting", "released", "preempted", "cancelled", "rejected")
 
 
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _whole_milliseconds(value: float) -> float:
-    if Decimal(repr(value)) * 1000 % 1:
+def _checked_time(value: Any) -> Any:
+    """Numbers only; a time finer than a millisecond is an error."""
+    is_time = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 10**10
+    if is_time and Decimal(repr(value)) * 1000 % 1:
         raise ValueError("must be exact to the millisecond")
     return value
 
 
-Time = Annotated[Seconds, BeforeValidator(lambda value: _checked_time(value))]
-
-
-def _checked_time(value: Any) -> Any:
-    """Numbers only; a time finer than a millisecond is an error."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 10**10:
-        _whole_milliseconds(value)
-    return value
+Time = Annotated[Seconds, BeforeValidator(_checked_time)]
 
 
 class Submit(Spec):
@@ -87,8 +79,8 @@ class Submit(Spec):
 
 
 class Apply(Spec):
-    pools: Annotated[tuple[PoolSpec, ...], BeforeValidator(_as_tuple)] = ()
-    policies: Annotated[tuple[PolicySpec, ...], BeforeValidator(_as_tuple)] = ()
+    pools: Annotated[tuple[PoolSpec, ...], BeforeValidator(as_tuple)] = ()
+    policies: Annotated[tuple[PolicySpec, ...], BeforeValidator(as_tuple)] = ()
 
 
 class Detach(Spec):
@@ -153,9 +145,9 @@ class Scenario(Spec):
     description: str = ""
     grace_seconds: Time = 0.0
     removal_seconds: Time = 0.0
-    pools: Annotated[tuple[PoolSpec, ...], BeforeValidator(_as_tuple)] = ()
-    policies: Annotated[tuple[PolicySpec, ...], BeforeValidator(_as_tuple)] = ()
-    timeline: Annotated[tuple[Entry, ...], BeforeValidator(_as_tuple)] = ()
+    pools: Annotated[tuple[PoolSpec, ...], BeforeValidator(as_tuple)] = ()
+    policies: Annotated[tuple[PolicySpec, ...], BeforeValidator(as_tuple)] = ()
+    timeline: Annotated[tuple[Entry, ...], BeforeValidator(as_tuple)] = ()
 
     @model_validator(mode="after")
     def _time_goes_forward(self) -> Scenario:
