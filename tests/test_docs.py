@@ -102,7 +102,7 @@ def test_the_command_line_takes_the_commands_in_the_docs(where: str, line: str, 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
         for word in words:
-            if word.endswith(".yaml"):
+            if word.endswith((".yaml", ".jsonl")):
                 (tmp_path / word).parent.mkdir(parents=True, exist_ok=True)
                 (tmp_path / word).touch()
         command: click.Command = raypool_main

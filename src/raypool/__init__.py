@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from raypool.client.decorators import remote
     from raypool.client.lease import Lease, PreemptionNotice, lease
     from raypool.errors import (
+        BrokerDegraded,
+        BrokerFault,
         BrokerUnavailable,
         LeaseEnded,
         Preempted,
@@ -36,6 +38,8 @@ _HOME = {
     "raypool.client.decorators": ("remote",),
     "raypool.client.lease": ("Lease", "PreemptionNotice", "lease"),
     "raypool.errors": (
+        "BrokerDegraded",
+        "BrokerFault",
         "BrokerUnavailable",
         "LeaseEnded",
         "Preempted",
@@ -66,7 +70,7 @@ __all__ = [
     "simulate", "SimulationReport",
     # errors
     "RaypoolError", "SpecError", "Refused", "RequestRejected", "RequestCancelled", "WaitTimeout",
-    "Preempted", "LeaseEnded", "BrokerUnavailable",
+    "Preempted", "LeaseEnded", "BrokerUnavailable", "BrokerDegraded", "BrokerFault",
     "__version__",
 ]  # fmt: skip
 

@@ -8,7 +8,9 @@
     ├── WaitTimeout         not granted within wait_timeout_seconds (also a TimeoutError)
     ├── Preempted           the work had to leave for somebody else; says for whom and by which rule
     ├── LeaseEnded          the lease was already given back when it was used
+    ├── BrokerFault         the broker stumbled over the call: a bug of ours; nothing was changed
     └── BrokerUnavailable   no broker answers on this cluster
+        └── BrokerDegraded  it answers questions only: its journal cannot be read or written
 
 Every message is one sentence or a few: what was asked, what was found, what to try. Nothing here
 imports anything of ours, so every layer may raise these. They pickle, since they cross processes.
@@ -104,3 +106,12 @@ class Preempted(RequestError):
 
 class BrokerUnavailable(RaypoolError):
     """No broker answers. The message says where it was looked for and how to start one."""
+
+
+class BrokerDegraded(BrokerUnavailable):
+    """The broker is read-only: what it would change could not be kept. The message says why and what to do."""
+
+
+class BrokerFault(RaypoolError):
+    """The broker could not handle the call though nothing is wrong with it: a bug of raypool's. Nothing was
+    changed; its log has the traceback."""

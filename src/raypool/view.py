@@ -133,7 +133,10 @@ class PoolView(View):
 
 @dataclass(frozen=True)
 class BrokerView(View):
-    """The broker as a whole: how many requests there are by status, and what it wants somebody to see."""
+    """The broker as a whole: how many requests there are by status, and what it wants somebody to see.
+
+    degraded: why it only answers questions; "" while it is well. journal: where it keeps what it knows.
+    """
 
     pools: list[PoolView]
     requests: dict[str, int]
@@ -141,6 +144,8 @@ class BrokerView(View):
     warnings: list[str] = field(default_factory=list)
     started_at: float = 0.0
     version: str = ""
+    degraded: str = ""
+    journal: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         return {**vars(self), "pools": [pool.as_dict() for pool in self.pools]}

@@ -30,6 +30,8 @@ class CoreClient:
     def __init__(self) -> None:
         self.broker = Broker(World(confirms_placement=False, confirms_removal=False))
         self.asked: list[str] = []
+        self.degraded = ""
+        self.written = ""
         self.now = 1000.0
 
     def feed(self, event: ev.Event) -> None:
@@ -37,7 +39,17 @@ class CoreClient:
         self.broker.handle(event, self.now)
 
     def status(self) -> BrokerView:
-        return view_broker(self.broker, self._warnings(self.config()), self.now - 100, "9.9")
+        return view_broker(
+            self.broker,
+            self._warnings(self.config()),
+            self.now - 100,
+            "9.9",
+            self.degraded,
+            "/var/lib/journal.sqlite",
+        )
+
+    def journal(self) -> str:
+        return self.written
 
     def pools(self) -> list[PoolView]:
         return self.status().pools
@@ -116,6 +128,8 @@ class Cli:
     def __init__(self) -> None:
         self.client: CoreClient | None = CoreClient()
         self.stopped = False
+        self.discarded = False
+        self.journal: str | None = None
 
     def __call__(self, *words: str, code: int = 0, input: str | None = None) -> Result:
         result = CliRunner().invoke(main, list(words), input=input, prog_name="raypool")
@@ -134,15 +148,16 @@ class Cli:
             raise BrokerUnavailable("no broker runs here: start one with `raypool start`")
         return self.client
 
-    def start(self, config: BrokerConfig | None = None) -> CoreClient:
+    def start(self, config: BrokerConfig | None = None, journal: str | None = None) -> CoreClient:
         client = self.connect()
+        self.journal = journal
         if config is not None:
             client.apply(config)
         return client
 
-    def stop(self) -> None:
+    def stop(self, discard_journal: bool = False) -> None:
         self.connect()
-        self.stopped = True
+        self.stopped, self.discarded = True, discard_journal
 
 
 @pytest.fixture

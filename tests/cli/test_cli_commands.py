@@ -47,8 +47,27 @@ def test_start_reads_standard_input(cli: Cli) -> None:
 
 
 def test_stop_says_what_it_did(cli: Cli) -> None:
-    assert "stopped" in cli("stop").stdout
-    assert cli.stopped
+    assert "its requests are cancelled" in cli("stop").stdout
+    assert cli.stopped and not cli.discarded
+
+
+def test_stop_gives_up_a_journal_only_when_told_so(cli: Cli) -> None:
+    assert "its journal is erased" in cli("stop", "--discard-journal").stdout
+    assert cli.stopped and cli.discarded
+
+
+def test_start_says_where_the_journal_shall_be(cli: Cli) -> None:
+    cli("start", "--journal", "/var/lib/journal.sqlite")
+    assert cli.journal == "/var/lib/journal.sqlite"
+
+
+def test_status_says_where_the_journal_is_and_why_nothing_can_be_changed(busy: Cli) -> None:
+    assert busy.client is not None
+    assert "state" not in busy("status").stdout
+    assert re.search(r"journal +/var/lib/journal.sqlite", busy("status").stdout)
+    busy.client.degraded = "read-only, degraded: the journal cannot be taken up"
+    assert re.search(r"state +read-only, degraded: the journal", busy("status").stdout)
+    assert busy.json("status", "-o", "json")["degraded"].startswith("read-only, degraded")
 
 
 def test_status_shows_pools_requests_and_uptime(busy: Cli) -> None:

@@ -36,6 +36,7 @@ class FakeCluster:
     def __init__(self, *nodes: Node) -> None:
         self.live = list(nodes or [node("n1")])
         self.groups: dict[str, FakeGroup] = {}
+        self.name = "a cluster"
         self.store: dict[str, bytes] = {}
         self.jobs_dead: set[str] = set()
         self.actors_dead: set[str] = set()
@@ -95,21 +96,30 @@ class FakeCluster:
         await self._answer()
         return actor_id in self.actors_dead
 
+    async def identity(self):
+        await self._answer()
+        return self.name
+
     async def load(self, key):
         await self._answer()
         return self.store.get(key)
 
-    async def save(self, key, value):
+    async def load_all(self, prefix):
         await self._answer()
+        return {key: self.store[key] for key in sorted(self.store) if key.startswith(prefix)}
+
+    async def save(self, key, value, overwrite=True):
+        await self._answer()
+        if key in self.store and not overwrite:
+            return False
         self.store[key] = value
+        return True
 
-    async def erase(self, key):
+    async def erase(self, prefix):
         await self._answer()
-        self.store.pop(key, None)
+        self.store = {key: value for key, value in self.store.items() if not key.startswith(prefix)}
 
-    async def keys(self, prefix):
-        await self._answer()
-        return sorted(key for key in self.store if key.startswith(prefix))
+    silent_seconds = 0.0
 
     # --- what the test does and sees ----------------------------------------------------------
 

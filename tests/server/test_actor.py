@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from raypool.errors import Refused, SpecError
+from raypool.errors import BrokerDegraded, BrokerFault, Refused, SpecError
 from raypool.server.actor import steady_clock
 
 from .fake_cluster import AwayCluster, FakeCluster, HeldBackCluster, node
@@ -345,12 +345,10 @@ def test_a_limit_above_a_capacity_that_was_lowered_since_does_not_keep_the_broke
     async def story():
         async with World(policies=[policy(limit={"gpu": 8})]) as world:
             await world.actor.apply({"pools": [pool(gpu=4)]})
-            world.crash()
-        after = World(world.cluster)
-        await after.actor.begin()
-        [view] = (await after.actor.pool("p"))["policies"]
-        assert view["limit"] == {"gpu": 4}
-        assert (await after.actor.config())["policies"][0]["limit"] == {"gpu": 8}
+            await world.begin_again()
+            [view] = (await world.actor.pool("p"))["policies"]
+            assert view["limit"] == {"gpu": 4}
+            assert (await world.actor.config())["policies"][0]["limit"] == {"gpu": 8}
 
     run(story)
 
@@ -414,12 +412,11 @@ def test_pools_and_policies_survive_in_the_store_as_they_stand():
             await world.actor.detach_policy("q", "blue", "team")
             await world.actor.apply({"pools": [pool("r")]})
             await world.actor.delete_pool("r")
-            world.crash()
-        after = World(world.cluster)
-        await after.actor.begin()
-        assert await after.actor.config() == await world.actor.config()
-        assert [one["name"] for one in (await after.actor.config())["pools"]] == ["p", "q"]
-        assert (await after.actor.config())["unmanaged"] == "allow"
+            config = await world.actor.config()
+            await world.begin_again()
+            assert await world.actor.config() == config
+            assert [one["name"] for one in config["pools"]] == ["p", "q"]
+            assert config["unmanaged"] == "allow"
 
     run(story)
 
@@ -452,20 +449,57 @@ def test_what_is_kept_per_request_is_forgotten_with_it():
     run(story)
 
 
-def test_an_error_of_our_own_does_not_silence_the_broker():
+def test_what_the_core_stumbles_over_leaves_no_trace():
+    async def story():
+        async with World() as world:
+            await world.run("a", gpu=2)
+            handle = world.actor.broker.handle
+
+            def stumbles(event, now):
+                handle(event, now)
+                raise AssertionError("a bug")
+
+            world.actor.broker.handle = stumbles
+            with pytest.raises(BrokerFault, match=r"Submitted could not be handled \(AssertionError: a bug\)"):
+                await world.submit("b", gpu=3)
+            assert [one["id"] for one in await world.actor.requests()] == ["a"]
+            await world.run("c", gpu=6)
+            assert (world.free(), world.actor.degraded) == (0, "")
+
+    run(story)
+
+
+def test_what_the_world_reports_cannot_be_left_out_so_the_broker_is_degraded():
+    async def story():
+        async with World() as world:
+            await world.run("a", gpu=2)
+
+            def stumbles(event, now):
+                raise AssertionError("a bug")
+
+            world.actor.broker.handle = stumbles
+            world.cluster.live.append(node("n2"))
+            await world.pass_seconds(2)
+            assert "NodesChanged could not be handled" in world.actor.degraded
+            with pytest.raises(BrokerDegraded, match="read-only, degraded: a bug of raypool's"):
+                await world.submit("b")
+            assert await world.status("a") == "allocated"
+            assert "read-only, degraded" in (await world.actor.overview())["degraded"]
+
+    run(story)
+
+
+def test_what_could_not_be_carried_out_is_tried_again_by_the_next_life():
     async def story():
         async with World() as world:
 
             def broken(instruction):
                 raise AssertionError("a bug")
 
-            whole, world.actor._place = world.actor._place, broken
-            with pytest.raises(AssertionError, match="a bug"):
-                await world.submit("a")
-            world.actor._place = whole
-            await world.run("b")
-            await world.actor.release("b")
-            await world.pass_seconds(1)
-            assert world.free() == 7
+            world.actor._place = broken
+            await world.submit("a")
+            assert "CreatePlacementGroup was decided and could not be carried out" in world.actor.degraded
+            await world.begin_again()
+            await world.until("a", "allocated")
 
     run(story)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 
 from raypool.server.actor import PoolBroker
 
@@ -17,13 +18,40 @@ def policy(component="red", pool="p", priority=1, **fields):
     return {"pool": pool, "component": component, "priority": priority, **fields}
 
 
+class Process:
+    """The cluster as one process asks it: once that is dead, nothing comes of what it asks."""
+
+    def __init__(self, cluster):
+        self.cluster = cluster
+        self.dead = False
+
+    def __getattr__(self, name):
+        there = getattr(self.cluster, name)
+        if not inspect.iscoroutinefunction(there):
+            return there
+
+        async def ask(*args, **more):
+            if self.dead:
+                await asyncio.Future()
+            answer = await there(*args, **more)
+            if self.dead:
+                await asyncio.Future()
+            return answer
+
+        return ask
+
+
 class World:
     """`async with World(cluster) as world:` begins a broker and looks for broken laws at the end."""
 
     def __init__(self, cluster=None, pools=None, policies=None):
         self.cluster = cluster or FakeCluster()
-        self.actor = PoolBroker(self.cluster, clock=asyncio.get_running_loop().time)
+        self.actor = self._new_actor()
         self.config = {"pools": pools or [pool()], "policies": policies or [policy()]}
+
+    def _new_actor(self):
+        self.process = Process(self.cluster)
+        return PoolBroker(self.process, clock=asyncio.get_running_loop().time)
 
     async def __aenter__(self):
         await self.actor.begin()
@@ -69,7 +97,14 @@ class World:
 
     def crash(self):
         """The process is gone; the cluster is not."""
+        self.process.dead = True
         for task in [*self.actor._tasks, *self.actor._placements._tasks]:
             task.cancel()
         if self.actor._timer is not None:
             self.actor._timer.cancel()
+
+    async def begin_again(self):
+        """The process is gone, and Ray starts another."""
+        self.crash()
+        self.actor = self._new_actor()
+        await self.actor.begin()

@@ -20,25 +20,38 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("-f", "--file", type=click.File("rb"), help="Pools and policies to apply, YAML; '-' reads stdin.")
+@click.option(
+    "--journal",
+    metavar="PLACE",
+    help="Where a new broker keeps what it knows: 'ray' (default), or the path of a SQLite file on the head node.",
+)
 @connection.address_option()
-def start(file: IO[bytes] | None) -> None:
+def start(file: IO[bytes] | None, journal: str | None) -> None:
     """Start the broker, or find the one that runs.
 
     With -f, pools and policies of the file are added to it, or replaced.
     """
     config = None if file is None else _read_config(file)
-    view = connection.start(config).status()
-    warn(view.warnings)
+    view = connection.start(config, journal).status()
+    warn([*filter(None, [view.degraded]), *view.warnings])
     pools = ", ".join(pool.name for pool in view.pools) or "none"
     click.echo(f"the broker runs (raypool {view.version}, up {_uptime(view)}); pools: {pools}")
 
 
 @click.command()
+@click.option(
+    "--discard-journal",
+    is_flag=True,
+    help="Also end a degraded broker, and erase the journal that it cannot read. What runs is left as it is.",
+)
 @connection.address_option()
-def stop() -> None:
+def stop(discard_journal: bool) -> None:
     """Cancel every request and end the broker."""
-    connection.stop()
-    click.echo("the broker is stopped; its requests are cancelled and their placement groups are gone")
+    connection.stop(discard_journal)
+    if discard_journal:
+        click.echo("the broker is stopped and its journal is erased")
+    else:
+        click.echo("the broker is stopped; its requests are cancelled and their placement groups are gone")
 
 
 @click.command()
@@ -54,6 +67,8 @@ def status(form: str) -> None:
     output.facts(
         {
             "broker": f"raypool {view.version}, up {_uptime(view)}",
+            **({"state": view.degraded} if view.degraded else {}),
+            "journal": view.journal,
             "no policy": f"requests of components without one: {view.unmanaged}",
             "requests": counts or "none",
             "warnings": "\n".join(view.warnings),

@@ -40,20 +40,20 @@ def connect() -> Client:
     return client.connect()
 
 
-def start(config: Any = None) -> Client:
+def start(config: Any = None, journal: str | None = None) -> Client:
     """Starts the broker, or finds the one that runs. Raises BrokerUnavailable if there is no cluster."""
     _join()
     from raypool.client import client
 
-    return client.start(config)
+    return client.start(config, journal=journal)
 
 
-def stop() -> None:
+def stop(discard_journal: bool = False) -> None:
     """Ends the broker and all that runs in its pools. Raises BrokerUnavailable if none runs."""
     _join()
     from raypool.client import client
 
-    client.stop()
+    client.stop(discard_journal=discard_journal)
 
 
 def _join() -> None:

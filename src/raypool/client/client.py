@@ -21,7 +21,7 @@ import ray
 from ray._private.services import canonicalize_bootstrap_address_or_die
 
 from raypool.client.broker import NAME, NAMESPACE, BrokerLine, find_broker, job_id, job_metadata
-from raypool.errors import SpecError
+from raypool.errors import Refused, SpecError
 from raypool.view import BrokerView, PolicyView, PoolView, RequestView
 
 if TYPE_CHECKING:
@@ -36,33 +36,51 @@ _ANSWER_SECONDS = 5.0
 Config: TypeAlias = "BrokerConfig | Mapping[str, Any] | str | Path | None"
 
 
-def start(config: Config = None, *, address: str | None = None) -> Client:
+def start(config: Config = None, *, address: str | None = None, journal: str | Path | None = None) -> Client:
     """Starts the broker, or finds the one that runs, and applies `config`. Safe to call again.
 
     config: a BrokerConfig, plain data with `pools` and `policies`, or the path of a YAML file.
     address: the Ray cluster; needed only when this process is not connected yet (None: what Ray
     itself would connect to, but never a new local cluster).
+    journal: where a new broker keeps what it knows: "ray" (the default), Ray's key-value store, which
+    lives as long as the GCS keeps its state; or the absolute path of a SQLite file on the head node.
 
-    Raises SpecError for a config that is not valid, Refused for one that the broker cannot apply.
+    Raises SpecError for a config that is not valid, Refused for one that the broker cannot apply, or for
+    another journal than that of the broker that runs.
     """
     loaded = _load(config)
+    place = _journal_place(journal)
     join(address)
-    line = BrokerLine(_broker_actor())
-    line.call("hello")
+    line = BrokerLine(_broker_actor(place))
+    there = line.call("hello")["journal"]
+    if journal is not None and there != place:
+        raise Refused(
+            f"the broker that runs keeps its journal in '{there}', not in '{place}'; `raypool stop` ends it, "
+            "with all that it knows"
+        )
     client = Client(line)
     if config is not None:
         client.apply(loaded)
     return client
 
 
-def stop(*, address: str | None = None) -> None:
+def _journal_place(journal: str | Path | None) -> str:
+    """Raises SpecError."""
+    place = "ray" if journal is None else str(journal)
+    if place != "ray" and not Path(place).is_absolute():
+        raise SpecError(f"journal: must be 'ray' or the absolute path of a file on the head node, got '{place}'")
+    return place
+
+
+def stop(*, address: str | None = None, discard_journal: bool = False) -> None:
     """Cancels every request, waits until all placement groups are gone, and ends the broker.
 
-    Raises BrokerUnavailable if none runs.
+    discard_journal: also a broker that is degraded, with the journal that it cannot read; what still runs
+    is then left alone. Raises BrokerUnavailable if none runs, BrokerDegraded.
     """
     join(address)
     line = find_broker()
-    line.call("end_all", "the broker was stopped", timeout_seconds=120.0)
+    line.call("end_all", "the broker was stopped", discard_journal, timeout_seconds=120.0)
     ray.kill(line.actor, no_restart=True)
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:  # Ray frees the name a moment after the kill
@@ -127,7 +145,7 @@ def _expect_answer(where: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
 
 
-def _broker_actor() -> Any:
+def _broker_actor(journal: str) -> Any:
     """The one place where the broker's class becomes an actor: detached, restarted for ever, on the
     head node, never inside a placement group."""
     from raypool.server.ray_actor import BrokerActor
@@ -148,7 +166,7 @@ def _broker_actor() -> Any:
             resources={"node:__internal_head__": 0.001},
             scheduling_strategy="DEFAULT",  # not the caller's placement group
         )
-        .remote()
+        .remote(journal)
     )
 
 
@@ -200,6 +218,11 @@ class Client:
     def why(self, request_id: str) -> str:
         """Why it waits, was refused, or had to leave; for one that runs, where. One or more sentences."""
         return explain(self.request(request_id))
+
+    def journal(self) -> str:
+        """The broker's journal: a snapshot, and what happened since, a JSON value in each line."""
+        text: str = self._line.call("journal", timeout_seconds=120.0)
+        return text
 
     def config(self) -> BrokerConfig:
         """Pools and policies as they stand."""

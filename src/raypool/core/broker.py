@@ -92,13 +92,13 @@ class Broker:
             ev.Cancelled: self._cancelled,
             ev.Forgotten: self._forgotten,
             ev.ConfigApplied: self._config_applied,
-            ev.ConfigRestored: self._config_restored,
             ev.PolicyDetached: self._policy_detached,
             ev.PoolDeleted: self._pool_deleted,
             ev.PlacementWaits: self._placement_waits,
             ev.PlacementReady: self._placement_ready,
             ev.PlacementFailed: self._placement_failed,
             ev.PlacementRemoved: self._placement_removed,
+            ev.PlacementLost: self._placement_lost,
             ev.NodesChanged: self._nodes_changed,
             ev.TimePassed: self._time_passed,
         }
@@ -306,8 +306,7 @@ class Broker:
         """Charges the request to the pool; it is allocated once its placement group is ready."""
         self._leave_the_lines(request)
         allocation = self._new_allocation(request, pool, opportunistic)
-        allocation.need = pool.need(request)
-        pool.ledger.charge(allocation, pool.ledger.accounts[request.owner])
+        pool.charge(allocation)
         self._changed(pool)
         self._place(allocation)
 
@@ -483,6 +482,16 @@ class Broker:
             self._end(allocation.request, Status.PREEMPTED, allocation.request.reason)
         self._gone(allocation)
 
+    def _placement_lost(self, event: ev.PlacementLost) -> None:
+        allocation = self._of_grant(event.request, event.attempt)
+        if allocation is not None and allocation is allocation.request.current:
+            preempting = allocation.request.status is Status.PREEMPTING
+            self._end(
+                allocation.request,
+                Status.PREEMPTED if preempting else Status.CANCELLED,
+                allocation.request.reason if preempting else Told(event.why),
+            )
+
     def _nodes_changed(self, event: ev.NodesChanged) -> None:
         """Who was infeasible may have a node now; who could run may have lost it."""
         self.nodes = event.nodes
@@ -529,6 +538,14 @@ class Broker:
     def _push_deadline(self, when: float, request: Request, kind: str) -> None:
         heapq.heappush(self._deadlines, (when, request.number, kind, request.id))
 
+    def push_deadlines_of(self, request: Request) -> None:
+        """All that is due for it: for a broker that was read back."""
+        if request.status is Status.PREEMPTING and request.deadline is not None:
+            self._push_deadline(request.deadline, request, "grace")
+        for reason in request.held_out.values():
+            if isinstance(reason, PlacementBackOff):
+                self._push_deadline(reason.until, request, "back-off")
+
     def _still_due(self, deadline: tuple[float, int, str, str]) -> bool:
         when, _, kind, request_id = deadline
         request = self.requests.get(request_id)
@@ -553,10 +570,6 @@ class Broker:
 
     def _config_applied(self, event: ev.ConfigApplied) -> None:
         self._put_in_force(event.config, *self.after(event.config))
-
-    def _config_restored(self, event: ev.ConfigRestored) -> None:
-        assert not self.pools, "a config is restored into a broker that has none"
-        self._put_in_force(event.config, *merged({}, {}, event.config))
 
     def _put_in_force(self, change: BrokerConfig, new_specs: dict[str, PoolSpec], new_policies: Policies) -> None:
         specs, policies = self._specs()
@@ -634,12 +647,7 @@ class Broker:
     def _charge_again(self, old: Pool, new: Pool) -> None:
         """Running work keeps what it has; keys that are newly listed are charged to it too."""
         for allocation in sorted(old.ledger.allocations(), key=lambda one: one.serial):
-            leaving, allocation.leaving = allocation.leaving, False
-            allocation.pool = new
-            allocation.need = new.need(allocation.request)
-            new.ledger.charge(allocation, new.ledger.accounts[allocation.request.owner])
-            if leaving:
-                new.ledger.mark_leaving(allocation)
+            new.charge(allocation)
         new.lowered = bool(next(new.ledger.allocations(), None)) and (old.lowered or _lowered(old, new))
 
     def _judge_again(self, request: Request, changed: Mapping[str, object]) -> None:

@@ -50,14 +50,6 @@ class ConfigApplied:
 
 
 @dataclass(frozen=True, slots=True)
-class ConfigRestored:
-    """A broker without pools takes up those of its earlier life. They were judged when they were applied:
-    a limit may since have come to lie above a capacity that was lowered, which no new change may say."""
-
-    config: BrokerConfig
-
-
-@dataclass(frozen=True, slots=True)
 class PolicyDetached:
     pool: str
     component: str
@@ -110,6 +102,15 @@ class PlacementRemoved:
 
 
 @dataclass(frozen=True, slots=True)
+class PlacementLost:
+    """Somebody outside the broker has removed the placement group of a grant that was ready."""
+
+    request: str
+    attempt: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class NodesChanged:
     """The cluster's live nodes are now these."""
 
@@ -127,13 +128,13 @@ Event = (
     | Cancelled
     | Forgotten
     | ConfigApplied
-    | ConfigRestored
     | PolicyDetached
     | PoolDeleted
     | PlacementWaits
     | PlacementReady
     | PlacementFailed
     | PlacementRemoved
+    | PlacementLost
     | NodesChanged
     | TimePassed
 )

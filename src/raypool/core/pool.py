@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from raypool.core.ledger import Ledger
 from raypool.core.queue import Queue
 from raypool.core.reasons import Ineligible, Reason
-from raypool.core.request import Need, Request
+from raypool.core.request import Allocation, Need, Request
 from raypool.core.walk import Figures, Outcome, rank, walk
 from raypool.spec import Demand, PolicySpec, PoolSpec
 
@@ -62,6 +62,14 @@ class Pool:
     def need(self, request: Request) -> Need:
         """The request's demand in this pool's keys."""
         return self.ledger.need(request.demand)
+
+    def charge(self, allocation: Allocation) -> None:
+        """Counts a grant here, as leaving if it is that. Whoever had it in his figures before has dropped it."""
+        leaving, allocation.leaving = allocation.leaving, False
+        allocation.pool, allocation.need = self, self.need(allocation.request)
+        self.ledger.charge(allocation, self.ledger.accounts[allocation.request.owner])
+        if leaving:
+            self.ledger.mark_leaving(allocation)
 
     # --- the queue ----------------------------------------------------------------------------
 

@@ -53,6 +53,16 @@ class Allocation:
         self.group_id = ""
         self.nodes: tuple[str, ...] = ()
 
+    @property
+    def in_the_world(self) -> bool:
+        """Whether its placement group may exist, or shall be made."""
+        return not self.gone or self.lingering
+
+    @property
+    def unwanted(self) -> bool:
+        """Whether its group shall go now: given up, or left. (One with a grace is leaving, and not yet that.)"""
+        return self.lingering or (self.leaving and self.request.status is not Status.PREEMPTING)
+
     def __repr__(self) -> str:
         where = self.pool.name if self.pool else "no pool"
         return f"<allocation {self.request.id}#{self.attempt} in {where}{' leaving' if self.leaving else ''}>"

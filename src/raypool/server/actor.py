@@ -3,16 +3,17 @@
 Plain Python; `raypool.start()` makes a Ray actor of it. One event loop, and handling an event is one
 synchronous call, so nothing here needs a lock. Callers send and get plain JSON-like data. Nothing is
 decided here: an `if` about who gets what belongs into the core.
+
+The rule that must not break: what was decided is done, and a call that changes something is answered, only
+when its event is in the journal (journal.py). Questions are answered at once, from memory.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from raypool.core import events as ev
@@ -25,10 +26,14 @@ from raypool.core.instructions import (
     RemovePlacementGroup,
     WarnHolder,
 )
-from raypool.core.request import Request
-from raypool.errors import Refused, SpecError
+from raypool.core.replay import Unreadable
+from raypool.core.request import Allocation, Request
+from raypool.core.snapshot import Snapshots
+from raypool.errors import BrokerDegraded, BrokerFault, Refused, SpecError
 from raypool.server.cluster import RayCluster
-from raypool.server.placement import GROUP_PREFIX, Placement, Placements, answered
+from raypool.server.journal import Journal
+from raypool.server.placement import Placement, Placements, answered
+from raypool.server.stores import RAY, Store, StoreTaken, store_at
 from raypool.server.views import view_broker, view_pool, view_request, view_requests
 from raypool.spec import BrokerConfig, RequestSpec
 from raypool.version import __version__
@@ -44,20 +49,30 @@ ACTORS_AT_ONCE = 20
 WATCH_MOST_SECONDS = 60.0
 """A long-poll is answered after this at the latest; its caller asks again."""
 
-_CONFIG_KEY = "config"
+SILENT_SECONDS = 2.0
+"""A GCS that has owed an answer for so long is reported as silent."""
 
 
 class PoolBroker:
-    """The broker's calls. `cluster` is Ray, or a fake with the same methods."""
+    """The broker's calls. `cluster` is Ray, or a fake with the same methods; `store` keeps the journal.
 
-    def __init__(self, cluster: RayCluster, clock: Callable[[], float] | None = None) -> None:
+    degraded: why it only answers questions; "" while it is well.
+    """
+
+    def __init__(
+        self, cluster: RayCluster, store: Store | None = None, clock: Callable[[], float] | None = None
+    ) -> None:
         self.broker = Broker()
         self.cluster = cluster
-        self._now = clock or steady_clock()
-        self._events: deque[ev.Event] = deque()
-        self._feeding = False
+        self.degraded = ""
+        self._clock = clock or steady_clock()
+        self._ahead = 0.0
+        self._identity = ""
+        self._snapshots = Snapshots()
+        self._journal = Journal(store or store_at(RAY, cluster), self._carry_out, self._snapshot, self._degrade)
         self._placements = Placements(cluster, self._feed, self._now)
         self._versions: dict[str, int] = {}
+        self._first_version = 0
         self._watchers: dict[str, list[asyncio.Future[None]]] = {}
         self._owned: dict[str, str] = {}  # request id -> the job that it ends with
         self._actors: dict[str, str] = {}  # request id -> id of the actor that lives in it
@@ -67,31 +82,74 @@ class PoolBroker:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stopping = False
 
-    async def begin(self) -> None:
-        """Takes up what an earlier life of this actor left, and starts the loops.
+    def _now(self) -> float:
+        """The clock of the events: it never runs back, also when the machine's was set back while the broker
+        was away."""
+        return self._clock() + self._ahead
 
-        Requests do not survive a restart of the broker's process yet: their placement groups are
-        removed, and their owners are told. Pools and policies do survive.
-        """
-        await self._placements.remove_orphans()
-        saved = await answered(lambda: self.cluster.load(_CONFIG_KEY), "reading pools and policies")
-        if saved is not None:
-            self._feed(ev.ConfigRestored(BrokerConfig.load(json.loads(saved))))
+    async def begin(self) -> None:
+        """Takes up the journal of its life before, and starts the loops. A journal that cannot be read leaves
+        it degraded: it answers questions, changes nothing, and leaves the journal and the cluster as they are."""
+        self._identity = await answered(self.cluster.identity, "asking which cluster this is")
+        saved = await answered(self._journal.store.load, "reading the journal")
+        if saved is None:
+            await self._journal.begin()
+        else:
+            try:
+                for broker in self._journal.take_up(saved):
+                    self.broker = broker
+            except Unreadable as error:
+                self._degrade(
+                    f"the journal ({self._journal.store.where}) cannot be taken up: {error}. Save it with "
+                    "`raypool journal export`; start with the version of raypool that wrote it, or give it up with "
+                    "`raypool stop --discard-journal`"
+                )
+                return
+        self._ahead = max(self.broker.now - self._clock(), 0.0)
+        self._first_version = self._journal.number
+        self._spawn(self._journal.run())
+        self._take_up(elsewhere=saved is not None and self._journal.cluster != self._identity)
         await answered(self._placements.read_nodes, "reading the nodes")
         self._spawn(self._placements.run())
         self._spawn(self._watch_owners())
+
+    # --- coming back --------------------------------------------------------------------------
+
+    def _take_up(self, elsewhere: bool) -> None:
+        """What the broker knows, compared with what is there. elsewhere: the journal is that of another
+        cluster, which knows nothing of its jobs and placement groups."""
+        self._placements.nodes = self.broker.nodes or ()
+        for request in list(self.broker.requests.values()):
+            if request.status is None:
+                continue
+            if not request.status.terminal and request.job is not None and request.spec.lifetime != "detached":
+                if elsewhere:
+                    self._feed(ev.Cancelled(request.id, "the cluster that it belonged to is gone"))
+                else:
+                    self._owned[request.id] = request.job
+            if request.allocation is not None and request.allocation.in_the_world:
+                self._placements.take_up(self._placement_of(request.allocation))
+                if request.allocation.group_id:
+                    self._groups[request.allocation.group_id] = request.id
+        self._set_timer()
+
+    def _snapshot(self, number: int) -> Iterator[str]:
+        return self._snapshots.lines_of(self.broker, number, cluster=self._identity, raypool=__version__)
+
+    async def journal(self) -> str:
+        """The journal as it is: a snapshot, and what came after it. A JSON value in each line."""
+        return self._journal.text()
 
     # --- pools and policies -------------------------------------------------------------------
 
     async def hello(self) -> dict[str, Any]:
         """Who answers: for clients that look for a broker."""
-        return {"version": __version__, "started_at": self._started_at}
+        return {"version": __version__, "started_at": self._started_at, "journal": self._journal.store.where}
 
     async def apply(self, config: dict[str, Any]) -> list[str]:
         """Adds or replaces pools and policies, all or none. Returns warnings. Raises SpecError, Refused."""
         self._refuse_if_stopping()
-        self._feed_now(ev.ConfigApplied(BrokerConfig.load(config)))
-        await self._save_config()
+        await self._change(ev.ConfigApplied(BrokerConfig.load(config)))
         return self._warnings()
 
     async def check(self, config: dict[str, Any]) -> list[str]:
@@ -99,18 +157,13 @@ class PoolBroker:
         return warnings_of(*self.broker.after(BrokerConfig.load(config)))
 
     async def detach_policy(self, pool: str, component: str, component_type: str) -> None:
-        self._feed_now(ev.PolicyDetached(pool, component, component_type))
-        await self._save_config()
+        await self._change(ev.PolicyDetached(pool, component, component_type))
 
     async def delete_pool(self, pool: str) -> None:
-        self._feed_now(ev.PoolDeleted(pool))
-        await self._save_config()
+        await self._change(ev.PoolDeleted(pool))
 
     async def config(self) -> dict[str, Any]:
         return self.broker.config.dump()
-
-    async def _save_config(self) -> None:
-        await self.cluster.save(_CONFIG_KEY, json.dumps(self.broker.config.dump()).encode())
 
     def _warnings(self) -> list[str]:
         pools = self.broker.pools
@@ -129,8 +182,10 @@ class PoolBroker:
         self._refuse_if_stopping()
         wanted: RequestSpec = RequestSpec.load(spec)
         known = self.broker.requests.get(wanted.id)
-        if known is None or known.spec != wanted:
-            self._feed_now(ev.Submitted(wanted, job))
+        if known is not None and known.spec.dump() == wanted.dump():
+            await self._durable()
+        else:
+            await self._change(ev.Submitted(wanted, job))
             if job is not None and wanted.lifetime != "detached":
                 self._owned[wanted.id] = job
         return await self.describe(wanted.id)
@@ -141,12 +196,16 @@ class PoolBroker:
         Returns {"version": int, "request": view}.
         """
         request = self._known(request_id)
-        if self._versions.get(request.id, 0) <= seen:
+        if self._version(request.id) <= seen:
             await self._changed(request.id, min(timeout_seconds, WATCH_MOST_SECONDS))
         return {
-            "version": self._versions.get(request.id, 0),
+            "version": self._version(request.id),
             "request": view_request(self.broker, self._known(request.id)).as_dict(),
         }
+
+    def _version(self, request_id: str) -> int:
+        """The number of the event that last changed it: it only grows, also from one life to the next."""
+        return self._versions.get(request_id, self._first_version)
 
     async def _changed(self, request_id: str, timeout_seconds: float) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -164,19 +223,19 @@ class PoolBroker:
 
     async def release(self, request_id: str) -> dict[str, Any]:
         request = self._known(request_id)
-        self._feed_now(ev.Released(request.id))
+        await self._change(ev.Released(request.id))
         return await self.describe(request.id)
 
     async def cancel(self, request_id: str, reason: str) -> dict[str, Any]:
         request = self._known(request_id)
-        self._feed_now(ev.Cancelled(request.id, reason))
+        await self._change(ev.Cancelled(request.id, reason))
         return await self.describe(request.id)
 
     async def forget(self, request_id: str) -> None:
         """Drops an ended request from memory. Raises Refused for one that has not ended."""
         request = self._known(request_id)
-        self._feed_now(ev.Forgotten(request.id))
-        self._wake(request.id)
+        await self._change(ev.Forgotten(request.id))
+        self._wake(request.id, self._journal.number)
         self._forget_what_is_forgotten()
 
     async def attach_actor(self, request_id: str, actor_id: str) -> None:
@@ -216,24 +275,48 @@ class PoolBroker:
 
     async def overview(self) -> dict[str, Any]:
         """The broker as a whole."""
-        view = view_broker(self.broker, self._warnings(), self._started_at, __version__)
+        view = view_broker(
+            self.broker,
+            [*self._warnings(), *self._troubles()],
+            self._started_at,
+            __version__,
+            f"read-only, degraded: {self.degraded}" if self.degraded else "",
+            self._journal.store.where,
+        )
         return view.as_dict()
+
+    def _troubles(self) -> list[str]:
+        """What keeps the broker from doing its work now."""
+        troubles = []
+        silent = self.cluster.silent_seconds
+        if silent > SILENT_SECONDS:
+            troubles.append(f"Ray's GCS has not answered for {silent:.0f} s: nothing is placed or removed meanwhile")
+        if self._journal.trouble:
+            troubles.append(
+                f"the journal ({self._journal.store.where}) cannot be written just now, {self._journal.trouble}: "
+                "no change is acknowledged or carried out meanwhile"
+            )
+        return troubles
 
     async def request_of_group(self, group_id: str) -> dict[str, Any] | None:
         """The request that a placement group was made for; None if it is none of ours."""
         request = self.broker.requests.get(self._groups.get(group_id, ""))
         return None if request is None else view_request(self.broker, request).as_dict()
 
-    async def end_all(self, reason: str) -> None:
+    async def end_all(self, reason: str, discard_journal: bool = False) -> None:
         """Cancels everything, takes nothing new, and returns when every placement group is gone. For
-        `raypool stop`."""
+        `raypool stop`. discard_journal: also when degraded; placement groups are then left as they are."""
+        if self.degraded and not discard_journal:
+            self._refuse_if_degraded()
         self._stopping = True
-        for request in list(self.broker.requests.values()):
-            if request.status is not None and not request.status.terminal:
-                self._feed_now(ev.Cancelled(request.id, reason))
-        while not self._placements.idle or await self.cluster.keys(GROUP_PREFIX):
-            await asyncio.sleep(0.02)
-        await self.cluster.erase(_CONFIG_KEY)
+        if not self.degraded:
+            for request in list(self.broker.requests.values()):
+                if request.status is not None and not request.status.terminal:
+                    self._feed(ev.Cancelled(request.id, reason))
+            await self._durable()
+            while not self._placements.idle:
+                await asyncio.sleep(0.02)
+        await self._journal.erase()
 
     def _known(self, request_id: str) -> Request:
         """The request of that whole id. What changes something takes no shortened ids: a call that is
@@ -242,6 +325,7 @@ class PoolBroker:
             raise SpecError(f"a request id is a string, got {type(request_id).__name__}")
         request = self.broker.requests.get(request_id)
         if request is None:
+            self._refuse_if_degraded()  # it may have known it: nobody shall take his request for lost
             raise Refused(f"there is no request '{request_id}'; `raypool request list` shows those there are")
         return request
 
@@ -262,59 +346,102 @@ class PoolBroker:
 
     # --- feeding the core ---------------------------------------------------------------------
 
-    def _feed_now(self, event: ev.Event) -> None:
-        """Feeds an event of a caller's: what the core refuses is raised to him."""
-        instructions = self.broker.handle(event, self._now())
-        self._feeding = True
+    async def _change(self, event: ev.Event) -> None:
+        """Feeds an event of a caller's, and returns when it is durable. What the core refuses is raised."""
+        self._refuse_if_degraded()
+        self._handle(event)
+        await self._durable()
+
+    async def _durable(self) -> None:
+        """Until all that was handled is in the journal, and carried out."""
         try:
-            self._carry_out(instructions)
-        finally:
-            self._feeding = False
-            self._drain()
+            await self._journal.flushed()
+        except StoreTaken:
+            self._refuse_if_degraded()
 
     def _feed(self, event: ev.Event) -> None:
-        """Feeds what the world reports. It may come while instructions are carried out: then it waits."""
+        """Feeds what the world reports."""
+        if self.degraded:
+            return
+        try:
+            self._handle(event)
+        except BrokerFault as error:
+            self._degrade(f"{error}; the cluster reported it, so it cannot be left out")
+
+    def _handle(self, event: ev.Event) -> None:
+        """Has it handled and written down. An event that the core stumbles over leaves no trace: what it has
+        spoilt is made again from the journal. Raises Refused, BrokerFault."""
+        now = self._now()
+        try:
+            instructions = self.broker.handle(event, now)
+        except Refused:
+            raise
+        except Exception as error:
+            logger.exception("the broker stumbles over %r", event)
+            self.broker = self._journal.again()
+            raise BrokerFault(
+                f"a bug of raypool's: {type(event).__name__} could not be handled ({type(error).__name__}: {error}); "
+                "nothing was changed"
+            ) from error
         if isinstance(event, ev.PlacementReady):
             self._groups[event.group_id] = event.request
-        self._events.append(event)
-        if not self._feeding:
-            self._drain()
-
-    def _drain(self) -> None:
-        self._feeding = True
-        try:
-            while self._events:
-                self._carry_out(self.broker.handle(self._events.popleft(), self._now()))
-        finally:
-            self._feeding = False
+        self._journal.add(now, event, instructions)
         self._set_timer()
 
-    def _carry_out(self, instructions: list[Instruction]) -> None:
+    def _degrade(self, why: str) -> None:
+        """From now on questions are answered, and nothing is changed any more."""
+        if not self.degraded:
+            logger.error("read-only, degraded: %s", why)
+            self.degraded = why
+
+    def _refuse_if_degraded(self) -> None:
+        if self.degraded:
+            raise BrokerDegraded(f"the broker is read-only, degraded: {self.degraded}")
+
+    def _carry_out(self, number: int, instructions: list[Instruction]) -> None:
         for instruction in instructions:
-            if isinstance(instruction, CreatePlacementGroup):
-                self._place(instruction)
-            elif isinstance(instruction, RemovePlacementGroup):
-                self._placements.remove(instruction.request, instruction.attempt)
-            elif isinstance(instruction, ChangeStatus):
-                self._log(instruction)
-                self._wake(instruction.request)
-            elif isinstance(instruction, WarnHolder):
-                self._wake(instruction.request)
+            try:
+                self._do(number, instruction)
+            except Exception as error:
+                logger.exception("the broker stumbles over %r", instruction)
+                self._degrade(
+                    f"a bug of raypool's: {type(instruction).__name__} was decided and could not be carried out "
+                    f"({type(error).__name__}: {error}); what was decided is in the journal, and is tried again "
+                    "when the broker's process is started again"
+                )
+
+    def _do(self, number: int, instruction: Instruction) -> None:
+        if isinstance(instruction, CreatePlacementGroup):
+            self._place(instruction)
+        elif isinstance(instruction, RemovePlacementGroup):
+            self._placements.remove(instruction.request, instruction.attempt)
+        elif isinstance(instruction, ChangeStatus):
+            self._log(instruction)
+            self._wake(instruction.request, number)
+        elif isinstance(instruction, WarnHolder):
+            self._wake(instruction.request, number)
 
     def _place(self, instruction: CreatePlacementGroup) -> None:
-        spec = instruction.spec
-        pool = self.broker.pools[instruction.pool] if instruction.pool is not None else None
+        allocation = self.broker.requests[instruction.spec.id].allocation
+        assert allocation is not None and allocation.attempt == instruction.attempt, instruction
+        self._placements.place(self._placement_of(allocation))
+
+    def _placement_of(self, allocation: Allocation) -> Placement:
+        request, pool = allocation.request, allocation.pool
+        spec = request.spec
         timeout = pool.spec.placement_timeout_seconds if pool is not None else 30.0
-        self._placements.place(
-            Placement(
-                request=spec.id,
-                attempt=instruction.attempt,
-                name=f"raypool/{instruction.pool or '-'}/{spec.component}/{spec.id}",
-                bundles=self.broker.bundles(spec, pool),
-                strategy=spec.strategy,
-                labels=pool.spec.node_labels if pool is not None else {},
-                give_up_at=self._now() + timeout,
-            )
+        return Placement(
+            request=spec.id,
+            attempt=allocation.attempt,
+            name=f"raypool/{pool.name if pool is not None else '-'}/{spec.component}/{spec.id}",
+            bundles=self.broker.bundles(spec, pool),
+            strategy=spec.strategy,
+            labels=pool.spec.node_labels if pool is not None else {},
+            give_up_at=self._now() + timeout,
+            group_id=allocation.group_id,
+            nodes=allocation.nodes,
+            held=allocation.placed,
+            unwanted=allocation.unwanted,
         )
 
     def _log(self, change: ChangeStatus) -> None:
@@ -322,8 +449,8 @@ class PoolBroker:
         why = f": {change.reason.sentence}" if change.reason is not None else ""
         logger.info("request %s is %s%s%s", change.request, change.to.value, where, why)
 
-    def _wake(self, request_id: str) -> None:
-        self._versions[request_id] = self._versions.get(request_id, 0) + 1
+    def _wake(self, request_id: str, number: int) -> None:
+        self._versions[request_id] = number
         for future in self._watchers.pop(request_id, ()):
             if not future.done():
                 future.set_result(None)

@@ -1,13 +1,15 @@
 """The only file that asks Ray anything on the broker's behalf: nodes, placement groups, jobs, the store.
 
-Ray's own calls block, and hang while the GCS is down, so each runs in one executor thread and the
-broker's loop stays free. Placement groups are looked up by id, never listed: Ray never forgets a
-removed one, and a list of thousands takes seconds. The fake in tests/server has the same methods.
+Ray's own calls block, and hang while the GCS is down, so they run in executor threads and the broker's
+loop stays free: one thread for the store, which everything waits for, and one for the rest. Placement
+groups are looked up by id, never listed: Ray never forgets a removed one, and a list of thousands takes
+seconds. The fake in tests/server has the same methods.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -15,6 +17,7 @@ from typing import TypeVar
 import ray
 import ray.exceptions
 from ray._private import state
+from ray._private.worker import global_worker
 from ray.experimental import internal_kv
 from ray.util.placement_group import (
     PlacementGroup,
@@ -41,10 +44,26 @@ class RayCluster:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="raypool-gcs")
+        self._store_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="raypool-store")
         self._ready_refs: dict[str, PlacementGroup] = {}
+        self._asked: dict[object, float] = {}
 
-    async def _ask(self, call: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+    async def _ask(self, call: Callable[[], T], thread: ThreadPoolExecutor | None = None) -> T:
+        question = object()
+        self._asked[question] = time.monotonic()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(thread or self._thread, call)
+        finally:
+            del self._asked[question]
+
+    @property
+    def silent_seconds(self) -> float:
+        """For how long the GCS has owed an answer; 0 if it owes none."""
+        return time.monotonic() - min(self._asked.values()) if self._asked else 0.0
+
+    async def identity(self) -> str:
+        """Tells this cluster from every other: another one knows none of our jobs and placement groups."""
+        return str(global_worker.gcs_client.cluster_id.hex())
 
     # --- nodes --------------------------------------------------------------------------------
 
@@ -133,22 +152,38 @@ class RayCluster:
         row = await self._ask(lambda: state.actors(actor_id))
         return bool(row) and row.get("State") == "DEAD"
 
-    # --- the store ----------------------------------------------------------------------------
+    # --- the key-value store ------------------------------------------------------------------
+
+    async def _ask_store(self, call: Callable[[], T]) -> T:
+        return await self._ask(call, self._store_thread)
 
     async def load(self, key: str) -> bytes | None:
-        return await self._ask(lambda: internal_kv._internal_kv_get(key.encode(), namespace=KV_NAMESPACE))
+        return await self._ask_store(lambda: internal_kv._internal_kv_get(key.encode(), namespace=KV_NAMESPACE))
 
-    async def save(self, key: str, value: bytes) -> None:
-        await self._ask(
-            lambda: internal_kv._internal_kv_put(key.encode(), value, overwrite=True, namespace=KV_NAMESPACE)
+    async def load_all(self, prefix: str) -> dict[str, bytes]:
+        """Every key that begins so, in order, with its value."""
+
+        def load() -> dict[str, bytes]:
+            keys = internal_kv._internal_kv_list(prefix.encode(), namespace=KV_NAMESPACE)
+            found = global_worker.gcs_client.internal_kv_multi_get(keys, KV_NAMESPACE) if keys else {}
+            return {key.decode(): found[key] for key in sorted(found)}
+
+        return await self._ask_store(load)
+
+    async def save(self, key: str, value: bytes, overwrite: bool = True) -> bool:
+        """False if the key was there, and was left as it is because `overwrite` says so."""
+
+        def save() -> bool:
+            there = internal_kv._internal_kv_put(key.encode(), value, overwrite, namespace=KV_NAMESPACE)
+            return overwrite or not there
+
+        return await self._ask_store(save)
+
+    async def erase(self, prefix: str) -> None:
+        """Every key that begins so."""
+        await self._ask_store(
+            lambda: internal_kv._internal_kv_del(prefix.encode(), del_by_prefix=True, namespace=KV_NAMESPACE)
         )
-
-    async def erase(self, key: str) -> None:
-        await self._ask(lambda: internal_kv._internal_kv_del(key.encode(), namespace=KV_NAMESPACE))
-
-    async def keys(self, prefix: str) -> list[str]:
-        found = await self._ask(lambda: internal_kv._internal_kv_list(prefix.encode(), namespace=KV_NAMESPACE))
-        return sorted(key.decode() for key in found)
 
 
 def handle(group_id: str) -> PlacementGroup:

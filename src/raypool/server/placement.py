@@ -6,17 +6,15 @@ Three rules, each because of what Ray does (docs/ray-facts.md):
     - A group is removed only after it is CREATED: Ray leaks the bundles of one that is not.
     - It is gone when no node's figures show it any more: then its resources are visible as free.
 
-A group is written into the store before it is made and erased when it is gone, so that a broker that
-comes back after a crash can find and remove what nobody knows any more. Nothing is decided here. One
-loop looks at the cluster while somebody looks for nodes or waits for a removal, and sleeps otherwise.
+A group's name is that of its grant, so a broker that comes back finds what it had begun (`take_up`).
+Nothing is decided here. One loop looks at the cluster while somebody looks for nodes or waits for a
+removal, and sleeps otherwise.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -44,10 +42,6 @@ CREATE_LEAST_SECONDS = 2.0
 NODES_SECONDS = 1.0
 """How often the list of nodes is read, and how soon a question is asked again that got no answer."""
 
-GROUP_PREFIX = "group/"
-"""In the store: `group/<request>#<attempt>@<life of the broker>` -> {"name", "id"} of every group that
-may exist. The life tells a request from one of the same id that was known before a crash."""
-
 
 async def answered(ask: Callable[[], Awaitable[T]], what: str) -> T:
     """Asks until there is an answer: Ray's GCS may be away for a while. GroupGone is an answer."""
@@ -65,7 +59,8 @@ async def answered(ask: Callable[[], Awaitable[T]], what: str) -> T:
 class Placement:
     """One grant on its way to nodes and back.
 
-    claims: what its group takes per node and no report has shown yet. key: its place in the store.
+    claims: what its group takes per node and no report has shown yet. held: somebody has been told that
+    it is his.
     """
 
     request: str
@@ -78,11 +73,10 @@ class Placement:
     group_id: str = ""
     nodes: tuple[str, ...] = ()
     claims: dict[str, dict[str, float]] = field(default_factory=dict)
-    stage: str = "looking"  # looking, creating, created, removing, leaving
+    stage: str = "looking"  # looking, creating, created, removing, leaving; found: after a restart; lost
     unwanted: bool = False
+    held: bool = False
     search: str = ""
-    key: str = ""
-    saving: asyncio.Task[None] | None = None
     asked_at: float = 0.0
     shape: Hashable = field(init=False)
 
@@ -107,60 +101,74 @@ class Placements:
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._nodes_read_at = float("-inf")
-        self._life = uuid.uuid4().hex[:8]
 
     @property
     def idle(self) -> bool:
-        """Whether no group exists, is on its way, or is being removed, and the store knows that too."""
+        """Whether no group exists, is on its way, or is being removed."""
         return not self._placements and not self._tasks
 
     # --- what the broker asks for -------------------------------------------------------------
 
     def place(self, placement: Placement) -> None:
-        placement.key = f"{GROUP_PREFIX}{placement.request}#{placement.attempt}@{self._life}"
         self._placements[placement.request, placement.attempt] = placement
         self._wake.set()
+
+    def take_up(self, placement: Placement) -> None:
+        """A placement of the broker's life before: what has become of its group is looked for."""
+        placement.stage = "found"
+        self._placements[placement.request, placement.attempt] = placement
+        self._spawn(self._find(placement))
 
     def remove(self, request: str, attempt: int) -> None:
         placement = self._placements.get((request, attempt))
         if placement is None or placement.stage == "looking":
             self._over(request, attempt)
-        elif placement.stage == "creating":
+        elif placement.stage in ("creating", "found"):
             placement.unwanted = True
         elif placement.stage == "created":
             self._begin_removal(placement)
+        elif placement.stage == "lost":
+            placement.stage = "leaving"
+            self._wake.set()
 
     def _over(self, request: str, attempt: int) -> None:
-        placement = self._placements.pop((request, attempt), None)
-        if placement is not None and placement.stage != "looking":
-            self._spawn(self._erase(placement))
+        self._placements.pop((request, attempt), None)
         self.feed(ev.PlacementRemoved(request, attempt))
 
-    async def remove_orphans(self) -> None:
-        """Removes the groups of an earlier life of the broker: their requests are not known any more."""
-        for key in await answered(lambda: self.cluster.keys(GROUP_PREFIX), "listing earlier placement groups"):
-            await answered(lambda key=key: self._remove_orphan(key), f"looking at {key}")  # type: ignore[misc]
-
-    async def _remove_orphan(self, key: str) -> None:
-        saved = await self.cluster.load(key)
-        record = json.loads(saved) if saved is not None else {}
-        group_id = record.get("id") or await self.cluster.find_group(record.get("name", ""))
-        if group_id is None or await self.cluster.group_state(group_id) in (None, "REMOVED"):
-            await self.cluster.erase(key)
-            return
-        # Known here by its key: its request's id may be in use again, by a call that was repeated.
-        orphan = Placement(key, 0, record["name"], (), "PACK", {}, 0.0, group_id, key=key)
-        orphan.stage, orphan.unwanted = "creating", True
-        self._placements[key, 0] = orphan
-        self._spawn(self._adopt(orphan))
-
-    async def _adopt(self, placement: Placement) -> None:
-        try:
-            await answered(lambda: self.cluster.created(placement.group_id), f"waiting for {placement.name}")
-        except GroupGone:
+    async def _find(self, placement: Placement) -> None:
+        """By its id, or by its name where no id was told yet: never by a list, which Ray never shortens."""
+        if not placement.group_id:
+            found = await answered(lambda: self.cluster.find_group(placement.name), f"looking for {placement.name}")
+            placement.group_id = found or ""
+        state = None
+        if placement.group_id:
+            state = await answered(
+                lambda: self.cluster.group_state(placement.group_id), f"looking at {placement.name}"
+            )
+        if state not in (None, "REMOVED"):
+            await self._go_on(placement)
+        elif placement.held and not placement.unwanted:
+            placement.stage = "lost"
+            self.feed(ev.PlacementLost(placement.request, placement.attempt, "its placement group is gone"))
+        elif placement.group_id:
+            placement.stage = "leaving"
+            self._wake.set()
+        elif placement.unwanted:
             self._over(placement.request, placement.attempt)
+        else:
+            placement.stage = "looking"
+            self._wake.set()
+
+    async def _go_on(self, placement: Placement) -> None:
+        """With a group that is there."""
+        if not placement.held:
+            placement.stage, placement.asked_at = "creating", self.clock()
+            await self._await_created(placement)
             return
-        self._begin_removal(placement)
+        placement.stage = "created"
+        _claim(placement, placement.nodes)
+        if placement.unwanted:
+            self._begin_removal(placement)
 
     # --- the loop -----------------------------------------------------------------------------
 
@@ -275,7 +283,9 @@ class Placements:
         if refusal:
             self._failed(placement, refusal)
             return
-        placement.saving = self._spawn(self._save_id(placement))
+        await self._await_created(placement)
+
+    async def _await_created(self, placement: Placement) -> None:
         try:
             placement.nodes = await answered(
                 lambda: self.cluster.created(placement.group_id), f"waiting for {placement.name}"
@@ -296,7 +306,6 @@ class Placements:
         An error does not say that there is none: the answer may be lost on the way. Then Ray is asked.
         """
         try:
-            await self._save(placement)
             placement.group_id = await self.cluster.create_group(
                 placement.name, placement.bundles, placement.strategy, placement.labels
             )
@@ -307,23 +316,9 @@ class Placements:
             placement.group_id = made
         return ""
 
-    async def _save(self, placement: Placement) -> None:
-        record = {"name": placement.name, "id": placement.group_id}
-        await self.cluster.save(placement.key, json.dumps(record).encode())
-
-    async def _save_id(self, placement: Placement) -> None:
-        await answered(lambda: self._save(placement), f"writing down {placement.name}")
-
-    async def _erase(self, placement: Placement) -> None:
-        """Strikes it out of the store, after all that was written of it."""
-        if placement.saving is not None:
-            await placement.saving
-        await answered(lambda: self.cluster.erase(placement.key), f"striking out {placement.name}")
-
     def _failed(self, placement: Placement, why: str) -> None:
         logger.warning("placement of %s failed: %s", placement.request, why)
         del self._placements[placement.request, placement.attempt]
-        self._spawn(self._erase(placement))
         self.feed(ev.PlacementFailed(placement.request, placement.attempt, why))
 
     def _begin_removal(self, placement: Placement) -> None:

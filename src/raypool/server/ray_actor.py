@@ -12,19 +12,22 @@ from typing import Any
 CALLS = (
     "hello", "apply", "check", "detach_policy", "delete_pool", "config",
     "submit", "watch", "release", "cancel", "forget", "attach_actor",
-    "describe", "requests", "pool", "overview", "request_of_group", "end_all",
+    "describe", "requests", "pool", "overview", "request_of_group", "end_all", "journal",
 )  # fmt: skip
 """The calls of `PoolBroker`, which say what they take and return."""
 
 
 class BrokerActor:
-    """Passes each of `CALLS` on to a `PoolBroker` on this cluster."""
+    """Passes each of `CALLS` on to a `PoolBroker` on this cluster. journal: where it keeps what it knows,
+    "ray" or the path of a SQLite file. Ray says the same again to every later life."""
 
-    async def __init__(self) -> None:  # type: ignore[misc]  # Ray runs it on the actor's event loop
+    async def __init__(self, journal: str) -> None:  # type: ignore[misc]  # Ray runs it on the actor's event loop
         from raypool.server.actor import PoolBroker
         from raypool.server.cluster import RayCluster
+        from raypool.server.stores import store_at
 
-        self.broker = PoolBroker(RayCluster())
+        cluster = RayCluster()
+        self.broker = PoolBroker(cluster, store_at(journal, cluster))
         await self.broker.begin()
 
 

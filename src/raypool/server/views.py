@@ -139,6 +139,8 @@ def view_broker(
     warnings: Iterable[str] = (),
     started_at: float = 0.0,
     version: str = "",
+    degraded: str = "",
+    journal: str = "",
 ) -> BrokerView:
     counts: dict[str, int] = {}
     for request in broker.requests.values():
@@ -151,4 +153,6 @@ def view_broker(
         warnings=list(warnings),
         started_at=started_at,
         version=version,
+        degraded=degraded,
+        journal=journal,
     )

@@ -1,0 +1,125 @@
+"""Events, decisions and reasons as plain data, and back: what a journal is made of.
+
+One line of a journal is one event with what was decided on it. Reading a line gives back an equal event;
+decisions are only compared, never carried out from a journal. A field is written as what it is; the few
+that are more than JSON has are named by their annotation in `_READ`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args
+
+from raypool.core import events as ev
+from raypool.core import reasons as why
+from raypool.core.instructions import (
+    ChangeStatus,
+    CreatePlacementGroup,
+    Instruction,
+    RemovePlacementGroup,
+    WarnHolder,
+)
+from raypool.core.nodes import Node
+from raypool.spec import BrokerConfig, RequestSpec, Spec
+
+Decision = list[Any]
+
+EVENTS: dict[str, type] = {kind.__name__: kind for kind in get_args(ev.Event)}
+
+
+def line_of(number: int, at: float, event: ev.Event, instructions: Iterable[Instruction]) -> str:
+    """The event as a line of a journal. number: its place among all that were handled; at: the `now` of
+    `Broker.handle`."""
+    return json.dumps(
+        {
+            "n": number,
+            "at": at,
+            "event": type(event).__name__,
+            "with": plain(event),
+            "decided": [decision_of(one) for one in instructions],
+        },
+        separators=(",", ":"),
+    )
+
+
+def event_of(row: Mapping[str, Any]) -> ev.Event:
+    """The event of a line. Raises KeyError, TypeError or SpecError for one that this version cannot read."""
+    event: ev.Event = _dataclass_of(EVENTS[row["event"]], row["with"])
+    return event
+
+
+def decision_of(instruction: Instruction) -> Decision:
+    """An instruction, as short as it can be told apart. A reason is told by its rule: sentences may be
+    improved."""
+    match instruction:
+        case CreatePlacementGroup():
+            return ["create", instruction.spec.id, instruction.attempt, instruction.pool]
+        case RemovePlacementGroup():
+            return ["remove", instruction.request, instruction.attempt]
+        case WarnHolder():
+            return ["warn", instruction.request, instruction.deadline]
+        case ChangeStatus():
+            reason = instruction.reason.rule if instruction.reason is not None else None
+            return ["status", instruction.request, instruction.to.value, instruction.pool, reason]
+
+
+# --- values -----------------------------------------------------------------------------------
+
+
+def plain(value: Any) -> Any:
+    """JSON-like data of an event, a node, a reason, or what is in them."""
+    if isinstance(value, Spec):
+        return value.dump()
+    if isinstance(value, why.Reason):
+        return {"is": type(value).__name__, **_fields_of(value)}
+    if is_dataclass(value):
+        return _fields_of(value)
+    if isinstance(value, Mapping):
+        return {key: plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    return value
+
+
+def _fields_of(value: Any) -> dict[str, Any]:
+    return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+
+
+def reason_of(data: Mapping[str, Any] | None) -> why.Reason | None:
+    """Back from `plain`."""
+    return None if data is None else _reason(data)
+
+
+def _reason(data: Mapping[str, Any]) -> why.Reason:
+    reason: why.Reason = _dataclass_of(_REASONS[data["is"]], {key: one for key, one in data.items() if key != "is"})
+    return reason
+
+
+def nodes_of(rows: Iterable[Mapping[str, Any]]) -> tuple[Node, ...]:
+    return tuple(_dataclass_of(Node, row) for row in rows)
+
+
+def _dataclass_of(kind: type, data: Mapping[str, Any]) -> Any:
+    types = {field.name: field.type for field in fields(kind)}
+    return kind(**{name: _READ[types[name]](one) if types[name] in _READ else one for name, one in data.items()})
+
+
+def _all_kinds(kind: type[why.Reason]) -> dict[str, type[why.Reason]]:
+    found = {kind.__name__: kind}
+    for one in kind.__subclasses__():
+        found |= _all_kinds(one)
+    return found
+
+
+_REASONS = _all_kinds(why.Reason)
+
+_READ: dict[Any, Callable[[Any], Any]] = {
+    "RequestSpec": RequestSpec.load,
+    "BrokerConfig": BrokerConfig.load,
+    "tuple[Node, ...]": nodes_of,
+    "tuple[str, ...]": tuple,
+    "tuple[Reason, ...]": lambda rows: tuple(_reason(row) for row in rows),
+}
+"""By annotation: how a field that JSON does not have is read."""

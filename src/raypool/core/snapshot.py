@@ -1,0 +1,218 @@
+"""The state of a broker as lines of text, and a broker from such lines.
+
+What is written is what cannot be worked out from the rest: specs, who holds and who waits, in which order.
+Figures, queues, deadlines and outcomes are built again. The rule that must not break: a broker read back
+decides as the one that was written would have; tests/core/test_snapshot.py cuts histories at every event to
+see that, and looks whether every slot of a request and an allocation is accounted for here.
+
+The first line is the head, with the number of the last event that is in it; then pools, then requests in
+order of submission.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from raypool.core.broker import Broker, World
+from raypool.core.pool import Pool, link
+from raypool.core.reasons import PlacementBackOff
+from raypool.core.records import nodes_of, plain, reason_of
+from raypool.core.request import Allocation, Request
+from raypool.core.status import Status
+from raypool.spec import PolicySpec, PoolSpec, RequestSpec
+
+SCHEMA = 1
+"""Of the snapshot and of the journal's lines. It grows when a version writes what older ones cannot read."""
+
+REQUEST_FACTS = (
+    "number", "job", "submitted_at", "granted_at", "ended_at", "deadline", "accepted", "grants",
+    "placement_failures", "preempted_by",
+)  # fmt: skip
+"""Slots of a request that are written as they are."""
+
+ALLOCATION_FACTS = (
+    "serial",
+    "opportunistic",
+    "attempt",
+    "placed",
+    "leaving",
+    "gone",
+    "lingering",
+    "search",
+    "group_id",
+)
+"""Slots of an allocation that are written as they are."""
+
+
+class Snapshots:
+    """Writes snapshots of one broker. An ended request never changes again, so its line is kept."""
+
+    def __init__(self) -> None:
+        self._over: dict[str, str] = {}
+
+    def lines_of(self, broker: Broker, number: int, **more: Any) -> Iterator[str]:
+        """number: of the last event that the broker has handled. `more` goes into the head."""
+        self._over = {id: line for id, line in self._over.items() if id in broker.requests}
+        yield _text(_head_of(broker, number) | more)
+        for pool in broker.pools.values():
+            yield _text({"pool": _pool_row(pool)})
+        for request in broker.requests.values():
+            line = self._over.get(request.id)
+            if line is None:
+                line = _text({"request": _request_row(request)})
+                if _is_over(request):
+                    self._over[request.id] = line
+            yield line
+
+
+def _text(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, separators=(",", ":"))
+
+
+def _head_of(broker: Broker, number: int) -> dict[str, Any]:
+    former = {
+        request.allocation.pool.name: request.allocation.pool.spec.dump()
+        for request in broker.requests.values()
+        if request.allocation is not None
+        and request.allocation.pool is not None
+        and request.allocation.pool.name not in broker.pools
+    }
+    return {
+        "schema": SCHEMA,
+        "n": number,
+        "at": broker.now,
+        "submitted": broker._number,
+        "granted": broker._serial,
+        "unmanaged": broker.unmanaged,
+        "nodes": plain(broker.nodes),
+        "ended": list(broker._ended),
+        "former_pools": list(former.values()),
+    }
+
+
+def _pool_row(pool: Pool) -> dict[str, Any]:
+    return {
+        "spec": pool.spec.dump(),
+        "policies": [policy.dump() for policy in pool.policies.values()],
+        "lowered": pool.lowered,
+        "marked": [request.id for request in pool.marked],
+    }
+
+
+def _request_row(request: Request) -> dict[str, Any]:
+    assert request.status is not None
+    allocation = request.allocation
+    row = {
+        "spec": request.spec.dump(),
+        "status": request.status.value,
+        **{name: getattr(request, name) for name in REQUEST_FACTS},
+        "reason": plain(request.reason),
+        "queued": list(request.queued),
+        "held_out": plain(request.held_out),
+        "back_offs": plain(request.back_offs),
+    }
+    if allocation is not None:
+        row["allocation"] = {
+            "pool": allocation.pool.name if allocation.pool is not None else None,
+            "nodes": list(allocation.nodes),
+            **{name: getattr(allocation, name) for name in ALLOCATION_FACTS},
+        }
+    return row
+
+
+def _is_over(request: Request) -> bool:
+    allocation = request.allocation
+    ended = request.status is not None and request.status.terminal
+    return ended and (allocation is None or (allocation.gone and not allocation.lingering))
+
+
+# --- reading ----------------------------------------------------------------------------------
+
+
+def broker_of(lines: Iterable[str], world: World | None = None) -> tuple[Broker, dict[str, Any]]:
+    """The broker of a snapshot, and its head. Raises KeyError, TypeError, ValueError or SpecError for
+    lines that are none."""
+    rows = (json.loads(line) for line in lines)
+    head = next(rows)
+    broker = Broker(world)
+    broker.now = head["at"]
+    broker._number, broker._serial = head["submitted"], head["granted"]
+    broker.unmanaged = head["unmanaged"]
+    broker.nodes = None if head["nodes"] is None else nodes_of(head["nodes"])
+    former = {spec.name: Pool(spec, {}) for spec in map(PoolSpec.load, head["former_pools"])}
+    marked: dict[str, list[str]] = {}
+    for row in rows:
+        if "pool" in row:
+            pool = _pool_of(row["pool"])
+            broker.pools[pool.name] = pool
+            marked[pool.name] = row["pool"]["marked"]
+        else:
+            request = _request_of(row["request"], broker.pools, former)
+            broker.requests[request.id] = request
+    link(broker.pools)
+    _charge(broker)
+    for request in sorted(broker.requests.values(), key=lambda one: one.number):
+        for pool in list(request.queued.values()):
+            pool.enqueue(request)
+    for name, ids in marked.items():
+        for id in ids:
+            request, pool = broker.requests[id], broker.pools[name]
+            request.mark = pool
+            pool.marked[request] = None
+    for id in head["ended"]:
+        broker._ended[id] = None
+    for request in broker.requests.values():
+        broker.push_deadlines_of(request)
+    return broker, head
+
+
+def _pool_of(row: Mapping[str, Any]) -> Pool:
+    policies: list[PolicySpec] = [PolicySpec.load(one) for one in row["policies"]]
+    pool = Pool(PoolSpec.load(row["spec"]), {policy.owner: policy for policy in policies})
+    pool.lowered = row["lowered"]
+    return pool
+
+
+def _request_of(row: Mapping[str, Any], pools: Mapping[str, Pool], former: Mapping[str, Pool]) -> Request:
+    spec: RequestSpec = RequestSpec.load(row["spec"])
+    request = Request(spec, row["number"], row["submitted_at"], row["job"])
+    for name in REQUEST_FACTS:
+        setattr(request, name, row[name])
+    request.status = Status(row["status"])
+    request.reason = reason_of(row["reason"])
+    request.queued = {name: pools[name] for name in row["queued"]}
+    for name, data in row["held_out"].items():
+        reason = reason_of(data)
+        assert reason is not None
+        request.held_out[name] = reason
+    for name, data in row["back_offs"].items():
+        back_off = reason_of(data)
+        assert isinstance(back_off, PlacementBackOff)
+        request.back_offs[name] = back_off
+    if "allocation" in row:
+        request.allocation = _allocation_of(row["allocation"], request, {**former, **pools})
+    return request
+
+
+def _allocation_of(row: Mapping[str, Any], request: Request, pools: Mapping[str, Pool]) -> Allocation:
+    pool = pools[row["pool"]] if row["pool"] is not None else None
+    allocation = Allocation(request, pool, row["serial"], row["opportunistic"])
+    for name in ALLOCATION_FACTS:
+        setattr(allocation, name, row[name])
+    allocation.nodes = tuple(row["nodes"])
+    return allocation
+
+
+def _charge(broker: Broker) -> None:
+    """Charges what is held, in order of grant."""
+    held = [one.allocation for one in broker.requests.values() if one.allocation is not None]
+    for allocation in sorted(held, key=lambda one: one.serial):
+        pool = allocation.pool
+        if allocation.gone:
+            continue
+        if pool is None:
+            broker._unpooled[allocation.serial] = allocation
+            continue
+        pool.charge(allocation)

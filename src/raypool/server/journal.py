@@ -1,0 +1,212 @@
+"""The journal: an event is durable before anything comes of it.
+
+The core decides at once, in memory. What it decided is carried out, and told to whoever asked, only when the
+event is in the store. Events that come while a write is under way go into the next one together, so a busy
+broker writes once per turn of its loop. From time to time a write is a snapshot instead of lines: reading
+the journal does not take longer because the broker is older.
+
+This file knows nothing of what the events mean, nor of Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from raypool.core import events as ev
+from raypool.core.broker import Broker
+from raypool.core.instructions import Instruction
+from raypool.core.records import line_of
+from raypool.core.replay import Unreadable, opened, replay
+from raypool.server.stores import Saved, Store, StoreTaken
+
+logger = logging.getLogger("raypool")
+
+SNAPSHOT_EVENTS = 2_000
+"""After so many events a generation ends with a snapshot."""
+
+SNAPSHOT_BYTES = 8_000_000
+"""Or after so much text."""
+
+RETRY_SECONDS = 0.5
+"""How soon a write that failed is tried again: the GCS may be away."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One event that was handled: its line, and what is to be done when the line is durable."""
+
+    number: int
+    line: str
+    instructions: list[Instruction]
+
+
+class Journal:
+    """One broker's journal. `number` is that of the last event handled, `written` that of the last durable;
+    `cluster` tells the cluster that the journal which was taken up speaks of; `trouble` says why the store
+    cannot be written just now.
+
+    carry_out: does what was decided. snapshot: the broker as lines, up to `number`.
+    lost: is told, once, why nothing can be written any more.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        carry_out: Callable[[int, list[Instruction]], None],
+        snapshot: Callable[[int], Iterator[str]],
+        lost: Callable[[str], None],
+    ) -> None:
+        self.store = store
+        self.number = 0
+        self.written = 0
+        self.generation = 0
+        self.cluster = ""
+        self.trouble = ""
+        self._carry_out = carry_out
+        self._snapshot = snapshot
+        self._lost = lost
+        self._base = b""
+        self._lines: list[str] = []  # of this generation, also those that are not written yet
+        self._text_size = 0
+        self._turns: list[Turn] = []
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._added = asyncio.Event()
+        self._closed = False
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def take_up(self, saved: Saved) -> Iterator[Broker]:
+        """Reads what was saved; yields the broker after each event, so that what could be read is there
+        when the rest raises Unreadable."""
+        self._base, self.generation = saved.snapshot, saved.generation
+        broker, self.number, head = opened(unpacked(saved.snapshot))
+        self.cluster = str(head.get("cluster", ""))
+        yield broker
+        for batch in saved.batches:
+            for line in batch.decode(errors="replace").splitlines():
+                for step in replay(broker, self.number, [line]):
+                    self.number = step.number
+                self._keep(line)
+                yield broker
+        self.written = self.number
+
+    def again(self) -> Broker:
+        """The broker as this journal tells it, in memory, with what is not written yet. For a core that an
+        event has spoilt."""
+        broker, number, _ = opened(unpacked(self._base))
+        for _ in replay(broker, number, self._lines):
+            pass
+        return broker
+
+    def text(self) -> str:
+        """Snapshot and lines, one JSON value in each line."""
+        return "\n".join([*unpacked(self._base), *self._lines]) + "\n"
+
+    # --- writing ------------------------------------------------------------------------------
+
+    def add(self, at: float, event: ev.Event, instructions: list[Instruction]) -> None:
+        """The event was handled. What was decided is done once it is durable."""
+        self.number += 1
+        line = line_of(self.number, at, event, instructions)
+        self._keep(line)
+        self._turns.append(Turn(self.number, line, instructions))
+        self._added.set()
+
+    def _keep(self, line: str) -> None:
+        self._lines.append(line)
+        self._text_size += len(line)
+
+    async def flushed(self) -> None:
+        """Until all that was added so far is durable and carried out."""
+        if self.written >= self.number:
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((self.number, future))
+        await future
+
+    async def run(self) -> None:
+        """Writes for ever what is added."""
+        while not self._closed:
+            await self._added.wait()
+            self._added.clear()
+            while self._turns and not self._closed:
+                turns, self._turns = self._turns, []
+                try:
+                    await (self._begin_generation() if self._is_long() else self._append(turns))
+                except StoreTaken as error:
+                    self._stop(f"another broker writes to the same journal ({self.store.where}, {error})")
+                    return
+                self.written = turns[-1].number
+                for turn in turns:
+                    self._carry_out(turn.number, turn.instructions)
+                self._wake()
+
+    def _is_long(self) -> bool:
+        return len(self._lines) >= SNAPSHOT_EVENTS or self._text_size > SNAPSHOT_BYTES
+
+    async def _append(self, turns: list[Turn]) -> None:
+        batch = "\n".join(turn.line for turn in turns).encode()
+        await self._written(lambda: self.store.append(self.generation, turns[0].number, batch))
+
+    async def _begin_generation(self) -> None:
+        """A snapshot of all that was handled. Events that come while it is written belong to the next
+        generation."""
+        self.generation, self._lines, self._text_size = self.number, [], 0
+        self._base = packed(self._snapshot(self.number))
+        await self._written(lambda: self.store.begin(self.generation, self._base))
+
+    async def begin(self) -> None:
+        """The first generation of a journal that is empty."""
+        await self._begin_generation()
+
+    async def _written(self, write: Callable[[], object]) -> None:
+        while not self._closed:
+            try:
+                await write()  # type: ignore[misc]
+                self.trouble = ""
+                return
+            except StoreTaken:
+                raise
+            except Exception as error:
+                self.trouble = f"{type(error).__name__}: {error}"
+                logger.exception("writing the journal (%s) failed; trying again", self.store.where)
+                await asyncio.sleep(RETRY_SECONDS)
+
+    def _wake(self) -> None:
+        while self._waiting and self._waiting[0][0] <= self.written:
+            _, future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(None)
+
+    def _stop(self, why: str) -> None:
+        self._closed = True
+        self._lost(why)
+        for _, future in self._waiting:
+            if not future.done():
+                future.set_exception(StoreTaken(why))
+        self._waiting.clear()
+
+    async def erase(self) -> None:
+        """Ends it: nothing is written any more."""
+        self._closed = True
+        self._added.set()
+        self.written = self.number
+        self._wake()
+        await self.store.erase()
+
+
+def packed(lines: Iterable[str]) -> bytes:
+    return zlib.compress("\n".join(lines).encode(), 1)
+
+
+def unpacked(snapshot: bytes) -> list[str]:
+    """Raises Unreadable."""
+    try:
+        return zlib.decompress(snapshot).decode().split("\n")
+    except (zlib.error, UnicodeDecodeError) as error:
+        raise Unreadable(f"its snapshot is damaged ({error})") from None
