@@ -150,16 +150,18 @@ def test_with_a_grace_options_stop_working_at_the_deadline_so_that_nothing_hangs
     assert len(done) > 10 and not stuck
 
 
-def test_a_lease_of_a_broker_that_was_stopped_and_started_hears_that_it_is_lost(client: raypool.Client) -> None:
+def test_a_lease_goes_on_under_a_broker_that_was_started_in_the_place_of_one_that_was_killed(
+    client: raypool.Client,
+) -> None:
     client.apply(POOLS)
     lease = raypool.lease(TWO_GPUS, component="sandbox").acquire()
     ray.kill(client._line.actor, no_restart=True)  # without the farewells of `raypool stop`
     until(_no_broker, "Ray has freed the name")
     client._line.actor = raypool.start()._line.actor
-    until(lambda: lease.ended, "the lease hears of it")
-    with pytest.raises(raypool.RequestCancelled, match="was lost"):
-        lease.task_options()
-    lease.release()
+    task = ray.remote(lambda: "ran").options(**lease.task_options())
+    assert ray.get(task.remote(), timeout=60) == "ran"
+    client.cancel(lease.request_id, "enough")
+    until(lambda: lease.ended, "the lease hears of the new broker's word")
 
 
 def _no_broker() -> bool:
