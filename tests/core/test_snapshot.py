@@ -18,9 +18,9 @@ from .story import Story, node, policy, pool
 
 WORKED_OUT = {
     "request": {"id", "spec", "demand", "preemptible"},
-    "allocation": {"request", "account", "need", "preemptible"},
+    "allocation": {"request", "account", "need", "preemptible", "search"},
 }
-"""Slots that follow from the rest."""
+"""Slots that follow from the rest, or are looked for again."""
 
 WRITTEN_BY_HAND = {
     "request": {"status", "reason", "queued", "held_out", "back_offs", "allocation", "mark"},

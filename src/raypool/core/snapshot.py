@@ -33,16 +33,8 @@ REQUEST_FACTS = (
 """Slots of a request that are written as they are."""
 
 ALLOCATION_FACTS = (
-    "serial",
-    "opportunistic",
-    "attempt",
-    "placed",
-    "leaving",
-    "gone",
-    "lingering",
-    "search",
-    "group_id",
-)
+    "serial", "opportunistic", "attempt", "placed", "leaving", "gone", "lingering", "group_id",
+)  # fmt: skip
 """Slots of an allocation that are written as they are."""
 
 

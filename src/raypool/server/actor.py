@@ -363,6 +363,9 @@ class PoolBroker:
         """Feeds what the world reports."""
         if self.degraded:
             return
+        if isinstance(event, ev.PlacementWaits):  # nothing is decided on it, and it comes often: it is not kept
+            self.broker.handle(event, self.broker.now)
+            return
         try:
             self._handle(event)
         except BrokerFault as error:

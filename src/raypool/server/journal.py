@@ -11,8 +11,10 @@ This file knows nothing of what the events mean, nor of Ray.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import zlib
+from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -71,6 +73,7 @@ class Journal:
         self._snapshot = snapshot
         self._lost = lost
         self._base = b""
+        self._unread: Saved | None = None  # what was saved, until all of it is read
         self._lines: list[str] = []  # of this generation, also those that are not written yet
         self._text_size = 0
         self._turns: list[Turn] = []
@@ -83,7 +86,7 @@ class Journal:
     def take_up(self, saved: Saved) -> Iterator[Broker]:
         """Reads what was saved; yields the broker after each event, so that what could be read is there
         when the rest raises Unreadable."""
-        self._base, self.generation = saved.snapshot, saved.generation
+        self._base, self.generation, self._unread = saved.snapshot, saved.generation, saved
         broker, self.number, head = opened(unpacked(saved.snapshot))
         self.cluster = str(head.get("cluster", ""))
         yield broker
@@ -93,7 +96,7 @@ class Journal:
                     self.number = step.number
                 self._keep(line)
                 yield broker
-        self.written = self.number
+        self.written, self._unread = self.number, None
 
     def again(self) -> Broker:
         """The broker as this journal tells it, in memory, with what is not written yet. For a core that an
@@ -104,8 +107,14 @@ class Journal:
         return broker
 
     def text(self) -> str:
-        """Snapshot and lines, one JSON value in each line."""
-        return "\n".join([*unpacked(self._base), *self._lines]) + "\n"
+        """Snapshot and lines, one JSON value in each line; of a journal that cannot be read, all that is there."""
+        if self._unread is None:
+            return "\n".join([*unpacked(self._base), *self._lines]) + "\n"
+        try:
+            snapshot = unpacked(self._unread.snapshot)
+        except Unreadable as damage:
+            snapshot = [json.dumps({"damaged": str(damage), "base64": b64encode(self._unread.snapshot).decode()})]
+        return "\n".join([*snapshot, *(batch.decode(errors="replace") for batch in self._unread.batches)]) + "\n"
 
     # --- writing ------------------------------------------------------------------------------
 
@@ -125,26 +134,33 @@ class Journal:
         """Until all that was added so far is durable and carried out."""
         if self.written >= self.number:
             return
+        if self._closed:
+            raise StoreTaken(self.store.where)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((self.number, future))
         await future
 
     async def run(self) -> None:
         """Writes for ever what is added."""
-        while not self._closed:
-            await self._added.wait()
-            self._added.clear()
-            while self._turns and not self._closed:
-                turns, self._turns = self._turns, []
-                try:
-                    await (self._begin_generation() if self._is_long() else self._append(turns))
-                except StoreTaken as error:
-                    self._stop(f"another broker writes to the same journal ({self.store.where}, {error})")
-                    return
-                self.written = turns[-1].number
-                for turn in turns:
-                    self._carry_out(turn.number, turn.instructions)
-                self._wake()
+        try:
+            while not self._closed:
+                await self._added.wait()
+                self._added.clear()
+                while self._turns and not self._closed:
+                    await self._commit()
+        except StoreTaken as error:
+            self._stop(f"another broker writes to the same journal ({self.store.where}, {error})")
+        except Exception as error:
+            logger.exception("writing the journal failed")
+            self._stop(f"a bug of raypool's: the journal cannot be written ({type(error).__name__}: {error})")
+
+    async def _commit(self) -> None:
+        turns, self._turns = self._turns, []
+        await (self._begin_generation() if self._is_long() else self._append(turns))
+        self.written = turns[-1].number
+        for turn in turns:
+            self._carry_out(turn.number, turn.instructions)
+        self._wake()
 
     def _is_long(self) -> bool:
         return len(self._lines) >= SNAPSHOT_EVENTS or self._text_size > SNAPSHOT_BYTES

@@ -1,0 +1,67 @@
+"""Wherever the broker's process dies, all ends as if it had not.
+
+RAYPOOL_CRASHES says at how many points of each story it dies (default 10, spread over the story; "all":
+at every one, thousands in all, as `make chaos` has it).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from .crash_points import ending, play, random_story
+
+STORIES = range(8)
+CRASHES = os.environ.get("RAYPOOL_CRASHES", "10")
+
+
+def points_of(count: int, seed: int) -> list[int]:
+    every = list(range(1, count + 1))
+    if CRASHES == "all" or int(CRASHES) >= count:
+        return every
+    return sorted(random.Random(seed).sample(every, int(CRASHES)))
+
+
+@pytest.mark.parametrize("seed", STORIES)
+def test_a_story_ends_the_same_wherever_the_process_dies(seed: int) -> None:
+    story = random_story(seed)
+    undisturbed = play(story)
+    assert undisturbed.points > 100
+    for point in points_of(undisturbed.points, seed):
+        crashed = play(story, {point})
+        assert len(crashed.died_at) == 1
+        assert ending(crashed) == ending(undisturbed), f"died at point {point}, {crashed.died_at[0]}"
+
+
+@pytest.mark.parametrize("seed", STORIES)
+def test_nothing_is_lost_or_doubled_when_it_dies_again_and_again(seed: int) -> None:
+    """Also while it comes back, and without a rest between the steps: then who is first may differ, and
+    what must hold at the end is looked at by `play`."""
+    story = random_story(seed)
+    chance = random.Random(seed)
+    asked = {step[1]["id"] for step in story if step[0] == "submit"} - {
+        step[1] for step in story if step[0] == "forget"
+    }
+    for _ in range(3 if CRASHES != "all" else 60):
+        deaths, at = set(), 0
+        for _ in range(30):
+            at += chance.randint(1, 25)
+            deaths.add(at)
+        crashed = play(story, deaths, settle=chance.choice((0.0, 0.003, 0.3)))
+        assert len(crashed.died_at) > 3
+        assert asked <= set(crashed.actor.broker.requests)
+
+
+def test_a_process_can_die_at_every_kind_of_point() -> None:
+    places = set()
+    for seed in range(3):
+        story = random_story(seed)
+        count = play(story).points
+        for point in range(1, count, 3):
+            places |= set(play(story, {point}).died_at)
+        if {"before save", "after save", "before create_group", "after create_group", "after created",
+            "before remove_group", "after remove_group", "after free"} <= places:  # fmt: skip
+            return
+    raise AssertionError(places)
