@@ -39,23 +39,27 @@ ALLOCATION_FACTS = (
 
 
 class Snapshots:
-    """Writes snapshots of one broker. An ended request never changes again, so its line is kept."""
+    """Writes snapshots of one broker. What cannot change is made once: the line of a request that is over, and
+    the spec of every other."""
 
     def __init__(self) -> None:
         self._over: dict[str, str] = {}
+        self._specs: dict[str, str] = {}
 
     def lines_of(self, broker: Broker, number: int, **more: Any) -> Iterator[str]:
         """number: of the last event that the broker has handled. `more` goes into the head."""
-        self._over = {id: line for id, line in self._over.items() if id in broker.requests}
+        over, specs = self._over, self._specs
+        self._over, self._specs = {}, {}
         yield _text(_head_of(broker, number) | more)
         for pool in broker.pools.values():
             yield _text({"pool": _pool_row(pool)})
-        for request in broker.requests.values():
-            line = self._over.get(request.id)
+        for id, request in broker.requests.items():
+            line = over.get(id)
             if line is None:
-                line = _text({"request": _request_row(request)})
-                if _is_over(request):
-                    self._over[request.id] = line
+                spec = self._specs[id] = specs.get(id) or _text(request.spec.dump())
+                line = f'{{"request":{{"spec":{spec},{_text(_request_row(request))[1:]}}}'
+            if id in over or _is_over(request):
+                self._over[id] = line
             yield line
 
 
@@ -94,10 +98,10 @@ def _pool_row(pool: Pool) -> dict[str, Any]:
 
 
 def _request_row(request: Request) -> dict[str, Any]:
+    """All but its spec."""
     assert request.status is not None
     allocation = request.allocation
-    row = {
-        "spec": request.spec.dump(),
+    row: dict[str, Any] = {
         "status": request.status.value,
         **{name: getattr(request, name) for name in REQUEST_FACTS},
         "reason": plain(request.reason),

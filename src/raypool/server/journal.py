@@ -28,7 +28,7 @@ from raypool.server.stores import Saved, Store, StoreTaken
 
 logger = logging.getLogger("raypool")
 
-SNAPSHOT_EVENTS = 2_000
+SNAPSHOT_EVENTS = 1_000
 """After so many events a generation ends with a snapshot."""
 
 SNAPSHOT_BYTES = 8_000_000
