@@ -38,9 +38,9 @@ class World:
         await asyncio.sleep(seconds)
         self.actor.broker.check()
 
-    async def submit(self, id, component="red", gpu=1, job=None, **fields):
+    async def submit(self, id, component="red", gpu=1, job=None, holder=None, **fields):
         spec = {"id": id, "component": component, "resources": {"gpu_count": gpu}, **fields}
-        return await self.actor.submit(spec, job)
+        return await self.actor.submit(spec, job, holder)
 
     async def run(self, id, component="red", gpu=1, **fields):
         """Submitted, and waited for until it is allocated."""
