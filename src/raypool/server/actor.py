@@ -36,8 +36,8 @@ from raypool.version import __version__
 
 logger = logging.getLogger("raypool")
 
-TIDY_SECONDS = 0.25
-"""How often what is kept here of requests that the core has dropped is dropped too."""
+TIDY_SECONDS = 0.5
+"""How often what is kept in the server of requests that are over, or that the core has dropped, is dropped too."""
 
 WATCH_MOST_SECONDS = 60.0
 """A long-poll is answered after this at the latest; its caller asks again."""
@@ -363,6 +363,7 @@ class PoolBroker:
     async def _tidy(self) -> None:
         while True:
             await asyncio.sleep(TIDY_SECONDS)
+            self._owners.forget_what_is_over()
             self._forget_what_is_forgotten()
 
     def _forget_what_is_forgotten(self) -> None:

@@ -54,7 +54,7 @@ class Holder:
         self.token: asyncio.Task[None] | None = None
         self.gone = False
         self.left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.requests: dict[str, None] = {}
+        self.requests: dict[str, Request] = {}
 
     def heard(self, now: float, timeout: float) -> None:
         self.heard_at, self.timeout = now, timeout
@@ -82,8 +82,8 @@ class Owners:
         self.feed = feed
         self.clock = clock
         self.holders: dict[str, Holder] = {}
-        self._jobs: dict[str, str] = {}  # request id -> the job that it ends with
-        self._actors: dict[str, str] = {}  # request id -> the actor that it ends with
+        self._of_jobs: dict[str, Request] = {}  # by id: those that end with a job
+        self._of_actors: dict[str, Request] = {}  # by id: those that end with an actor, in the order of asking
 
     # --- who owns what ------------------------------------------------------------------------
 
@@ -95,16 +95,21 @@ class Owners:
 
     def take_up(self, request: Request) -> None:
         """From now on the request ends with its owners, as it names them."""
-        if self._is_over(request.id):
+        if _is_over(request):
             return
         if request.actor is not None:
-            self._actors[request.id] = request.actor
+            self._of_actors[request.id] = request
         if request.detached:
             return
         if request.job is not None:
-            self._jobs[request.id] = request.job
+            self._of_jobs[request.id] = request
         if request.holder is not None:
-            self._heard(request.holder).requests[request.id] = None
+            self._heard(request.holder).requests[request.id] = request
+
+    def forget_what_is_over(self) -> None:
+        self._of_jobs = _not_over(self._of_jobs)
+        for holder in self.holders.values():
+            holder.requests = _not_over(holder.requests)
 
     def _heard(self, name: str) -> Holder:
         """The process of that name, which has just given a sign of life."""
@@ -115,10 +120,6 @@ class Owners:
         else:
             holder.heard(self.clock(), self._timeout())
         return holder
-
-    def _is_over(self, request_id: str) -> bool:
-        request = self.broker().requests.get(request_id)
-        return request is None or request.status is None or request.status.terminal
 
     # --- what processes say -------------------------------------------------------------------
 
@@ -196,10 +197,10 @@ class Owners:
         del self.holders[name]
 
     def _end_all_of(self, holder: Holder, why: str) -> None:
-        for request_id in list(holder.requests):
-            if request_id not in self._actors and not self._is_over(request_id):
-                self.feed(ev.Cancelled(request_id, why))
-            del holder.requests[request_id]
+        for request in list(holder.requests.values()):
+            if request.actor is None and not _is_over(request):
+                self.feed(ev.Cancelled(request.id, why))
+            del holder.requests[request.id]
 
     def _timeout(self) -> float:
         return self.broker().owner_timeout_seconds
@@ -212,33 +213,36 @@ class Owners:
         while True:
             await asyncio.sleep(OWNERS_SECONDS)
             try:
-                self._forget_what_is_over()
                 await self._cancel_orphans()
                 await self._release_dead_actors()
             except Exception:
                 logger.exception("looking for dead owners failed; trying again")
 
-    def _forget_what_is_over(self) -> None:
-        self._jobs = {id: job for id, job in self._jobs.items() if not self._is_over(id)}
-        for holder in self.holders.values():
-            holder.requests = {id: None for id in holder.requests if not self._is_over(id)}
-
     async def _cancel_orphans(self) -> None:
-        if self._jobs:
+        if self._of_jobs:
             dead = await self.cluster.dead_jobs()
-            for request_id, job in list(self._jobs.items()):
-                if job in dead and not self._is_over(request_id):
-                    self.feed(ev.Cancelled(request_id, JOB_ENDED))
+            for request in list(self._of_jobs.values()):
+                if request.job in dead and not _is_over(request):
+                    self.feed(ev.Cancelled(request.id, JOB_ENDED))
 
     async def _release_dead_actors(self) -> None:
         """Some of them each time, in turn: each costs Ray a question, and placements ask too."""
-        for request_id in list(self._actors)[:ACTORS_AT_ONCE]:
-            actor_id = self._actors.pop(request_id)
-            if self._is_over(request_id):
+        for request in list(self._of_actors.values())[:ACTORS_AT_ONCE]:
+            del self._of_actors[request.id]
+            if _is_over(request) or request.actor is None:
                 continue
-            self._actors[request_id] = actor_id
-            if await self.cluster.actor_is_dead(actor_id) and not self._is_over(request_id):
-                self.feed(ev.Released(request_id, self.broker().requests[request_id].job))
+            self._of_actors[request.id] = request
+            if await self.cluster.actor_is_dead(request.actor) and not _is_over(request):
+                self.feed(ev.Released(request.id, request.job))
+
+
+def _is_over(request: Request) -> bool:
+    """Whether it has ended; the core forgets only such."""
+    return request.status is None or request.status.terminal
+
+
+def _not_over(requests: dict[str, Request]) -> dict[str, Request]:
+    return {id: request for id, request in requests.items() if not _is_over(request)}
 
 
 def check_holder(name: Any) -> None:
