@@ -201,9 +201,11 @@ def test_a_token_that_ends_otherwise_says_nothing_and_is_asked_for_anew(kind):
     run(story)
 
 
-def test_a_process_that_has_nothing_any_more_leaves_no_open_call_behind():
+@pytest.mark.parametrize("timeout", [5, 60, 1e9])
+def test_a_process_that_has_nothing_any_more_leaves_no_open_call_behind(timeout):
     async def story():
         async with World() as world:
+            await world.actor.apply({"owner_timeout_seconds": timeout})
             process = Process(world, "p1")
             await world.run("a", holder="p1")
             await world.actor.release("a")

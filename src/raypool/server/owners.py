@@ -31,6 +31,9 @@ OWNERS_SECONDS = 0.25
 HERE_MOST_SECONDS = 30.0
 """A sign of life is answered after this at the latest, however long the timeout is."""
 
+KEPT_SECONDS = 3 * HERE_MOST_SECONDS
+"""How long a process is remembered that has nothing here and says nothing: its calls may arrive in any order."""
+
 STOOD_STILL_SECONDS = 2.0
 """A loop that comes back so late was stopped, and heard nobody meanwhile."""
 
@@ -181,16 +184,15 @@ class Owners:
     def _look_at_holders(self) -> None:
         for name, holder in list(self.holders.items()):
             silence = self.clock() - holder.heard_at
-            silent = silence > max(holder.timeout, self._timeout())
+            limit = max(holder.timeout, self._timeout())
             if holder.gone:  # what it asked for may arrive after the news of its death
                 self._end_all_of(holder, PROCESS_GONE)
-            elif silent:
+            elif silence > limit:
                 self._end_all_of(holder, f"its owner was not heard of for {silence:.3g} s")
-            if silent and not holder.requests:
+            if not holder.requests and silence > min(limit, KEPT_SECONDS):
                 self._let_go(name, holder)
 
     def _let_go(self, name: str, holder: Holder) -> None:
-        """It is kept for a while after its last request: its calls may arrive in any order."""
         holder.leave()
         if holder.token is not None:
             holder.token.cancel()
