@@ -220,10 +220,18 @@ def test_a_process_that_has_nothing_any_more_leaves_no_open_call_behind(timeout)
     run(story)
 
 
-def test_a_name_of_a_process_that_is_none_changes_nothing():
+def test_an_id_that_is_none_changes_nothing():
     async def story():
         async with World() as world:
+            await world.run("b")
             for name in ("", 5, "x" * 1000):
+                for call, what in (
+                    (world.submit("a", job=name), "job"),
+                    (world.actor.release("b", name), "job"),
+                    (world.actor.attach_actor("b", name), "actor"),
+                ):
+                    with pytest.raises(SpecError, match=f"{what}: must be a string of 1 to 128 characters"):
+                        await call
                 for call in (
                     world.actor.hold(name),
                     world.actor.here(name, []),
@@ -232,7 +240,10 @@ def test_a_name_of_a_process_that_is_none_changes_nothing():
                 ):
                     with pytest.raises(SpecError, match="holder: must be a string of 1 to 128 characters"):
                         await call
-            assert await world.actor.requests() == []
+            for token in ("x", None, {"a": 1}, ["x", "y"]):
+                with pytest.raises(SpecError, match="token: must be a list with one reference, or an empty one"):
+                    await world.actor.here("p1", token)
+            assert [one["id"] for one in await world.actor.requests(status="allocated")] == ["b"]
             assert world.actor._owners.holders == {}
 
     run(story)

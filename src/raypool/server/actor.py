@@ -28,7 +28,7 @@ from raypool.core.instructions import (
 from raypool.core.request import Request
 from raypool.errors import Refused, SpecError
 from raypool.server.cluster import RayCluster
-from raypool.server.owners import Owners, check_holder
+from raypool.server.owners import Owners, check_id
 from raypool.server.placement import GROUP_PREFIX, Placement, Placements, answered
 from raypool.server.views import view_broker, view_pool, view_request, view_requests
 from raypool.spec import BrokerConfig, RequestSpec
@@ -129,8 +129,9 @@ class PoolBroker:
         """
         self._refuse_if_stopping()
         wanted: RequestSpec = RequestSpec.load(spec)
-        if holder is not None:
-            check_holder(holder)
+        for what, given in (("job", job), ("holder", holder)):
+            if given is not None:
+                check_id(what, given)
         known = self.broker.requests.get(wanted.id)
         if known is None or known.spec != wanted:
             self._feed_now(ev.Submitted(wanted, job, holder))
@@ -167,6 +168,8 @@ class PoolBroker:
     async def release(self, request_id: str, job: str | None = None) -> dict[str, Any]:
         """Raises Refused for a request of another job than the caller's."""
         request = self._known(request_id)
+        if job is not None:
+            check_id("job", job)
         self._feed_now(ev.Released(request.id, job))
         return await self.describe(request.id)
 
@@ -185,8 +188,7 @@ class PoolBroker:
     async def attach_actor(self, request_id: str, actor_id: str) -> None:
         """The request is given back when that actor is dead, not when the process that asked is gone."""
         request = self._known(request_id)
-        if not isinstance(actor_id, str):
-            raise SpecError(f"an actor id is a string, got {type(actor_id).__name__}")
+        check_id("actor", actor_id)
         self._feed_now(ev.BoundToActor(request.id, actor_id))
         self._owners.take_up(request)
 
