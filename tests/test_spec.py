@@ -524,7 +524,11 @@ BAD_FILES = [
     ("a numbered key", "1: 2", "BrokerConfig: [1]: must be a string, got 1"),
     ("a key twice", "pools: []\npolicies: []\npools: []\n", "key 'pools' is there twice in"),
     ("an amount twice", "pools: [{name: p, capacity: {gpu: 8, gpu: 4}}]", "key 'gpu' is there twice"),
-    ("a misspelt word", "pool: []", "pool: no such field (allowed: pools, policies, unmanaged); did you mean 'pool"),
+    (
+        "a misspelt word",
+        "pool: []",
+        "pool: no such field (allowed: pools, policies, unmanaged, owner_timeout_seconds); did",
+    ),
 ]
 
 

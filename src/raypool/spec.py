@@ -233,16 +233,25 @@ class PolicySpec(Spec):
         return self.component, self.component_type
 
 
+OWNER_TIMEOUT_SECONDS = 60.0
+
+BROKER_WIDE = ("unmanaged", "owner_timeout_seconds")
+"""The fields of a BrokerConfig that hold for the broker as a whole: what a config does not say stays."""
+
+
 class BrokerConfig(Spec):
-    """One YAML file: the pools, the policies, and what happens to components that have none.
+    """One YAML file: the pools, the policies, and what holds for the broker as a whole.
 
     unmanaged: "reject" requests of components that no policy names, or "allow" them: granted at
         once, charged to no pool.
+    owner_timeout_seconds: a process that holds or waits and was not heard of for so long loses its
+        requests, > 0.
     """
 
     pools: Annotated[tuple[PoolSpec, ...], BeforeValidator(as_tuple)] = ()
     policies: Annotated[tuple[PolicySpec, ...], BeforeValidator(as_tuple)] = ()
     unmanaged: Literal["reject", "allow"] = "reject"
+    owner_timeout_seconds: Annotated[float, Field(gt=0, le=10**9, allow_inf_nan=False)] = OWNER_TIMEOUT_SECONDS
 
     @model_validator(mode="after")
     def _each_once(self) -> BrokerConfig:
@@ -253,8 +262,9 @@ class BrokerConfig(Spec):
         return self
 
     def dump(self) -> dict[str, Any]:
-        """As every spec; and `unmanaged` where it was given, since it also takes back an "allow"."""
-        given = {"unmanaged": self.unmanaged} if "unmanaged" in self.model_fields_set else {}
+        """As every spec; and what holds for the broker where it was given, since the default also takes back
+        something else."""
+        given = {name: getattr(self, name) for name in BROKER_WIDE if name in self.model_fields_set}
         return super().dump() | given
 
     @classmethod

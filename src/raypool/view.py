@@ -39,6 +39,8 @@ class RequestView(View):
     deadline: while preempting: when its placement group will be removed.
     bundles: what its placement group holds, in Ray's names, once it was granted.
     group_id, nodes: its placement group, and the node id of each bundle.
+    job, holder, actor: with whose end it ends, unless it is detached: its Ray job, the process that asked,
+    and the actor it belongs to, which then stands for that process.
     """
 
     id: str
@@ -71,6 +73,8 @@ class RequestView(View):
     nodes: list[str] = field(default_factory=list)
     bundles: list[dict[str, float]] = field(default_factory=list)
     job: str | None = None
+    holder: str | None = None
+    actor: str | None = None
     lifetime: str | None = None
     retry_of: str | None = None
     description: str = ""
@@ -141,6 +145,7 @@ class BrokerView(View):
     pools: list[PoolView]
     requests: dict[str, int]
     unmanaged: str
+    owner_timeout_seconds: float = 60.0
     warnings: list[str] = field(default_factory=list)
     started_at: float = 0.0
     version: str = ""

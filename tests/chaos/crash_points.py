@@ -16,7 +16,7 @@ from raypool.core.snapshot import Snapshots
 from raypool.errors import Refused
 
 from ..server.fake_cluster import FakeCluster, node
-from ..server.virtual_time import run
+from ..server.virtual_time import for_ever, run
 from ..server.world import Process, World
 
 EFFECTS = {"save", "erase", "create_group", "remove_group"}
@@ -55,13 +55,13 @@ class Mortal(Process):
 
     async def _point(self, where: str) -> None:
         if self.dead:
-            await asyncio.Future()
+            await for_ever()
         self.world.points += 1
         if self.world.points in self.world.deaths:
             self.world.died_at.append(where)
             self.dead = True
             self.died.set()
-            await asyncio.Future()
+            await for_ever()
 
 
 class CrashingWorld(World):
@@ -129,6 +129,7 @@ def play(story: list[Step], deaths: Collection[int] = (), settle: float = 1.5) -
         cluster = FakeCluster(node("n1", 4), node("n2", 4), node("n3", 4))
         world = CrashingWorld(cluster, deaths)
         await world.begin()
+        jobs = {step[1]["id"]: step[2] for step in story if step[0] == "submit"}
         for kind, *rest in story:
             if kind == "pass":
                 await world.pass_time(*rest)
@@ -138,7 +139,7 @@ def play(story: list[Step], deaths: Collection[int] = (), settle: float = 1.5) -
                 cluster.jobs_dead.add(rest[0])
             else:
                 try:
-                    await world.call(kind, *rest)
+                    await world.call(kind, *rest, *([jobs[rest[0]]] if kind == "release" else []))
                 except Refused as refusal:
                     assert kind == "forget" or "there is no request" in str(refusal), refusal
             await world.pass_time(settle)

@@ -147,9 +147,14 @@ def test_an_apply_that_is_refused_exits_1(busy: Cli) -> None:
     assert refused.stderr.startswith("Error: nothing was changed: ")
 
 
-def test_unmanaged_shows_as_a_change_of_the_broker(busy: Cli) -> None:
+def test_what_holds_for_the_broker_as_a_whole_shows_as_a_change_of_it(busy: Cli) -> None:
     shown = busy("apply", "-f", "-", "--dry-run", input="unmanaged: allow").stdout
     assert re.search(r"changed +the broker +unmanaged +reject +allow", shown)
+    file = "{unmanaged: reject, owner_timeout_seconds: 300}"
+    shown = busy("apply", "-f", "-", "--dry-run", input=file).stdout
+    assert re.search(r"owner_timeout_seconds +60.0 +300.0", shown) and "unmanaged" not in shown
+    busy("apply", "-f", "-", input=file)
+    assert busy.json("status", "-o", "json")["owner_timeout_seconds"] == 300
 
 
 @pytest.mark.parametrize(

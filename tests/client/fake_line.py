@@ -42,7 +42,8 @@ class FakeRef:
 
 
 class FakeLine:
-    """`trouble[method]` is raised by its next calls, as many as there are. Calls are written down."""
+    """`trouble[method]` is raised by its next calls, as many as there are. Calls are written down. What is
+    sent is a long-poll of `polls`; other calls that stay open are in `sent`, by method."""
 
     def __init__(self) -> None:
         self.actor: Any = "the first"
@@ -50,6 +51,7 @@ class FakeLine:
         self.answers: dict[str, Any] = {}
         self.trouble: dict[str, list[Exception]] = {}
         self.polls: list[FakeRef] = []
+        self.sent: dict[str, list[tuple[tuple[Any, ...], FakeRef]]] = {}
         self._polled = threading.Condition()
 
     def call(self, method: str, *args: Any, **more: Any) -> Any:
@@ -64,9 +66,22 @@ class FakeLine:
 
     def send(self, method: str, *args: Any, **more: Any) -> FakeRef:
         with self._polled:
-            self.polls.append(FakeRef())
+            ref = FakeRef()
+            if method == "watch":
+                self.polls.append(ref)
+            else:
+                self.sent.setdefault(method, []).append((args, ref))
             self._polled.notify_all()
-            return self.polls[-1]
+            return ref
+
+    def open_call(self, method: str, number: int) -> tuple[tuple[Any, ...], Future[Any]]:
+        """The arguments and the answer-to-be of what was sent to that method, by number (from 1), once it is
+        there."""
+        with self._polled:
+            was_sent = self._polled.wait_for(lambda: len(self.sent.get(method, ())) >= number, 5)
+            assert was_sent, f"call {number} of {method} was not sent"
+            args, ref = self.sent[method][number - 1]
+            return args, ref.answered
 
     def poll(self, number: int) -> Future[Any]:
         """The long-poll of that number (from 1), once it is there."""

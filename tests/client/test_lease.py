@@ -11,6 +11,7 @@ import pytest
 import ray.exceptions
 
 from raypool.client import lease as leases
+from raypool.client import presence
 from raypool.client.current import CurrentLease
 from raypool.client.lease import Lease, group_handle
 from raypool.client.watch import Watch
@@ -29,11 +30,30 @@ def line(monkeypatch: pytest.MonkeyPatch) -> FakeLine:
     made.answers["describe"] = view().as_dict()
     monkeypatch.setattr(leases, "find_broker", lambda: made)
     monkeypatch.setattr(leases, "job_id", lambda: "01")
+    monkeypatch.setattr(presence, "_present", None)
+    monkeypatch.setattr(presence, "session", lambda: ("cluster", "01"))
     return made
 
 
 def a_lease() -> Lease:
     return Lease(RequestSpec(id="r1", component="red", resources=ResourceSettings(gpu_count=1)))
+
+
+def test_who_asks_and_who_gives_back_says_of_which_job_and_process_he_is(line: FakeLine) -> None:
+    a_lease().acquire().release()
+    [(name, hold)], [((here, token), _)] = [line.sent[method] for method in ("hold", "here")]
+    submit, release = [call for call in line.calls if call[0] in ("submit", "release")]
+    assert submit[2:] == ("01", here) and name == (here,)
+    assert token == [hold]
+    assert release == ("release", "r1", "01")
+
+
+def test_a_detached_lease_has_no_owner(line: FakeLine) -> None:
+    lease = Lease(RequestSpec(id="r1", component="red", lifetime="detached")).acquire()
+    lease.release()
+    assert line.sent == {}
+    submit, release = [call for call in line.calls if call[0] in ("submit", "release")]
+    assert (submit[2:], release[2:]) == ((None, None), (None,))
 
 
 def releases(line: FakeLine) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import ray.exceptions
 
+from raypool.client import listening
 from raypool.client import watch as watching
 from raypool.client.watch import Watch, follow
 from raypool.errors import BrokerUnavailable, LeaseEnded, Preempted, RequestCancelled
@@ -17,8 +18,8 @@ from .fake_line import FakeLine, preempting, task_error, view, watched
 
 
 @pytest.fixture(autouse=True)
-def a_watcher_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(watching, "_watcher", None)
+def a_listener_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(listening, "_listener", None)
     yield
 
 
@@ -85,7 +86,7 @@ def test_the_broker_that_was_started_anew_is_found_and_does_not_know_the_lease(
             raise one
         return one
 
-    monkeypatch.setattr(watching, "find_broker", find_broker)
+    monkeypatch.setattr(listening, "find_broker", find_broker)
     watch = followed(line)
     watch.on_end(lost.set)
     line.poll(1).set_exception(died())

@@ -7,6 +7,7 @@ import pytest
 
 from raypool.core import events as ev
 from raypool.errors import Refused
+from raypool.spec import RequestSpec
 
 from .story import Story, node, policy, pool
 
@@ -627,3 +628,28 @@ def test_a_change_that_does_not_speak_of_unmanaged_leaves_it():
     story = Story(unmanaged="allow")
     story.apply([pool("q")])
     assert story.broker.unmanaged == "allow"
+
+
+def test_a_release_by_another_job_is_refused_and_changes_nothing():
+    story = Story()
+    story.submit("a", job="job1")
+    story.ready("a")
+    before = story.figures()
+    for job in (None, "job2"):
+        with pytest.raises(Refused, match="'a' belongs to job job1"):
+            story.feed(ev.Released("a", job))
+    assert story.figures() == before
+    story.feed(ev.Released("a", "job1"))
+    assert story.status("a") == "released"
+
+
+def test_whose_a_request_is_stands_in_it_and_decides_nothing():
+    story = Story()
+    story.feed(ev.Submitted(RequestSpec.load({"id": "a", "component": "red"}), "job1", "process1"))
+    before = story.figures()
+    assert story.feed(ev.BoundToActor("a", "actor1")) == []
+    view = story.view("a")
+    assert (view.job, view.holder, view.actor) == ("job1", "process1", "actor1")
+    assert story.figures() == before
+    with pytest.raises(Refused, match="there is no request 'x'"):
+        story.feed(ev.BoundToActor("x", "actor1"))

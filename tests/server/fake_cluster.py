@@ -40,6 +40,7 @@ class FakeCluster:
         self.store: dict[str, bytes] = {}
         self.jobs_dead: set[str] = set()
         self.actors_dead: set[str] = set()
+        self.tokens: dict[str, asyncio.Future[bool]] = {}
         self.overcommitted: list[str] = []  # groups that had to wait in Ray's queue
         self._ids = count(1)
 
@@ -95,6 +96,9 @@ class FakeCluster:
     async def actor_is_dead(self, actor_id):
         await self._answer()
         return actor_id in self.actors_dead
+
+    async def owner_died(self, token):
+        return await self.tokens.setdefault(token, asyncio.get_running_loop().create_future())
 
     async def identity(self):
         await self._answer()

@@ -8,7 +8,7 @@ import pytest
 from raypool.errors import BrokerDegraded, BrokerFault, Refused, SpecError
 from raypool.server.actor import steady_clock
 
-from .fake_cluster import AwayCluster, FakeCluster, HeldBackCluster, node
+from .fake_cluster import FakeCluster, HeldBackCluster, node
 from .virtual_time import run
 from .world import World, policy, pool
 
@@ -246,61 +246,6 @@ def test_the_brokers_clock_is_the_epochs_and_stays_steady_when_somebody_sets_the
     assert before <= clock() < before + 5
 
 
-# --- owners -----------------------------------------------------------------------------------
-
-
-def test_the_end_of_a_job_cancels_what_belongs_to_it_and_nothing_else():
-    async def story():
-        async with World() as world:
-            await world.run("a", job="job1")
-            await world.run("detached", job="job1", lifetime="detached")
-            await world.run("other", job="job2")
-            await world.run("nobodys")
-            await world.submit("waits", gpu=8, job="job1")
-            world.cluster.jobs_dead.add("job1")
-            await world.pass_seconds(1)
-            for id in ("a", "waits"):
-                view = await world.view(id)
-                assert (view["status"], view["reason"]) == ("cancelled", "its job ended")
-            for id in ("detached", "other", "nobodys"):
-                assert await world.status(id) == "allocated"
-            assert world.cluster.there() == [f"raypool/p/red/{id}" for id in ("detached", "other", "nobodys")]
-
-    run(story)
-
-
-def test_a_dead_actor_gives_back_what_it_lived_in():
-    async def story():
-        async with World() as world:
-            for id in ("a", "b"):
-                await world.run(id)
-                await world.actor.attach_actor(id, f"actor-{id}")
-            await world.pass_seconds(1)
-            world.cluster.actors_dead.add("actor-a")
-            await world.pass_seconds(1)
-            assert (await world.status("a"), await world.status("b")) == ("released", "allocated")
-            with pytest.raises(Refused, match="there is no request"):
-                await world.actor.attach_actor("x", "actor-x")
-
-    run(story)
-
-
-def test_dead_owners_are_still_found_after_the_gcs_was_away():
-    async def story():
-        async with World(AwayCluster()) as world:
-            await world.run("a", job="job1")
-            world.cluster.away = True
-            world.cluster.jobs_dead.add("job1")
-            await world.pass_seconds(5)
-            assert await world.status("a") == "allocated"
-            world.cluster.away = False
-            await world.pass_seconds(3)
-            assert await world.status("a") == "cancelled"
-            assert world.free() == 8
-
-    run(story)
-
-
 # --- the whole --------------------------------------------------------------------------------
 
 
@@ -388,19 +333,6 @@ def test_nodes_are_known_before_the_first_call_is_answered():
         await world.actor.begin()
         await world.actor.apply(world.config)
         assert (await world.submit("a", gpu=8))["status"] == "rejected"
-
-    run(story)
-
-
-def test_dead_actors_are_found_in_turn_when_there_are_many():
-    async def story():
-        async with World(FakeCluster(node("n1", 60)), [pool(gpu=60)]) as world:
-            for i in range(50):
-                await world.run(f"r{i}")
-                await world.actor.attach_actor(f"r{i}", f"actor{i}")
-            world.cluster.actors_dead = {"actor0", "actor49"}
-            await world.pass_seconds(2)
-            assert [await world.status(f"r{i}") for i in (0, 25, 49)] == ["released", "allocated", "released"]
 
     run(story)
 

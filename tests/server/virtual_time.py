@@ -26,12 +26,21 @@ class _Jumping(selectors.SelectSelector):
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self.now = 1000.0
+        self.kept: list[asyncio.Future[None]] = []
         selector = _Jumping()
         selector.loop = self
         super().__init__(selector)
 
     def time(self) -> float:
         return self.now
+
+
+async def for_ever() -> None:
+    """Never comes back. The loop keeps it, so that whoever waits so is not collected as garbage."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    loop.kept.append(loop.create_future())
+    await loop.kept[-1]
 
 
 def run(story: Callable[[], Awaitable[None]]) -> None:

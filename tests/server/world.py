@@ -8,6 +8,7 @@ import inspect
 from raypool.server.actor import PoolBroker
 
 from .fake_cluster import FakeCluster
+from .virtual_time import for_ever
 
 
 def pool(name="p", gpu=8, **fields):
@@ -32,10 +33,10 @@ class Process:
 
         async def ask(*args, **more):
             if self.dead:
-                await asyncio.Future()
+                await for_ever()
             answer = await there(*args, **more)
             if self.dead:
-                await asyncio.Future()
+                await for_ever()
             return answer
 
         return ask
@@ -66,9 +67,9 @@ class World:
         await asyncio.sleep(seconds)
         self.actor.broker.check()
 
-    async def submit(self, id, component="red", gpu=1, job=None, **fields):
+    async def submit(self, id, component="red", gpu=1, job=None, holder=None, **fields):
         spec = {"id": id, "component": component, "resources": {"gpu_count": gpu}, **fields}
-        return await self.actor.submit(spec, job)
+        return await self.actor.submit(spec, job, holder)
 
     async def run(self, id, component="red", gpu=1, **fields):
         """Submitted, and waited for until it is allocated."""

@@ -34,6 +34,8 @@ class Change:
 
 def changes_of(now: BrokerConfig, wanted: BrokerConfig) -> list[Change]:
     """A Change for each pool and policy that `wanted` names, in its order."""
+    from raypool.spec import BROKER_WIDE
+
     changes = []
     pools = {pool.name: pool for pool in now.pools}
     policies = {(policy.pool, policy.owner): policy for policy in now.policies}
@@ -42,8 +44,13 @@ def changes_of(now: BrokerConfig, wanted: BrokerConfig) -> list[Change]:
     for policy in wanted.policies:
         what = f"policy of {policy.component_type} '{policy.component}' in pool '{policy.pool}'"
         changes.append(_change(what, policies.get((policy.pool, policy.owner)), policy))
-    if "unmanaged" in wanted.model_fields_set and wanted.unmanaged != now.unmanaged:
-        changes.append(Change("changed", "the broker", {"unmanaged": (now.unmanaged, wanted.unmanaged)}))
+    fields = {
+        name: (getattr(now, name), getattr(wanted, name))
+        for name in BROKER_WIDE
+        if name in wanted.model_fields_set and getattr(wanted, name) != getattr(now, name)
+    }
+    if fields:
+        changes.append(Change("changed", "the broker", fields))
     return changes
 
 

@@ -138,6 +138,7 @@ def _facts(view: RequestView) -> dict[str, object]:
         "placement group": view.group_id,
         "nodes": ", ".join(dict.fromkeys(view.nodes)),
         "job": view.job,
+        "actor": view.actor,
         "lifetime": view.lifetime,
     }
 

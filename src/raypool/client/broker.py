@@ -110,6 +110,14 @@ def job_id() -> str:
     return str(ray.get_runtime_context().get_job_id())
 
 
+def session() -> tuple[str, str] | None:
+    """The cluster and the job that this process is connected to; None if it is not. A driver may leave a
+    cluster and join another."""
+    if not ray.is_initialized():
+        return None
+    return _address(), job_id()
+
+
 def job_metadata() -> Mapping[str, str]:
     """What `ray job submit --metadata-json` said; it reaches drivers, tasks and actors of the job. Empty
     in a process that is not connected."""

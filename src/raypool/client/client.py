@@ -110,12 +110,6 @@ def _load(config: Config) -> BrokerConfig:
     return loaded
 
 
-def _wire(config: BrokerConfig) -> dict[str, Any]:
-    """Plain data. `unmanaged: reject` is said even though it is the default: it may have been "allow"."""
-    data = config.dump()
-    return data | {"unmanaged": config.unmanaged} if "unmanaged" in config.model_fields_set else data
-
-
 def join(address: str | None = None, *, log_to_driver: bool = True) -> None:
     """Joins a running cluster, unless this process is connected. Never starts one: a broker on a
     cluster of one's own would only look as if it worked.
@@ -256,8 +250,9 @@ class Client:
                 return view
 
     def release(self, request_id: str) -> RequestView:
-        """Gives it back; one that still waits is withdrawn."""
-        return RequestView.from_dict(self._line.call("release", request_id))
+        """Gives it back; one that still waits is withdrawn. Raises Refused for one of another job: `cancel` ends
+        any. A detached one is anybody's who knows its id."""
+        return RequestView.from_dict(self._line.call("release", request_id, job_id()))
 
     def cancel(self, request_id: str, reason: str = "cancelled by an operator") -> RequestView:
         """Ends it, whatever it does. The reason reaches its owner."""
@@ -274,12 +269,12 @@ class Client:
 
         Raises SpecError, or Refused with every fault in `faults`.
         """
-        warnings: list[str] = self._line.call("apply", _wire(_load(config)))
+        warnings: list[str] = self._line.call("apply", _load(config).dump())
         return warnings
 
     def check(self, config: Config) -> list[str]:
         """What `apply` would return or raise now; changes nothing."""
-        warnings: list[str] = self._line.call("check", _wire(_load(config)))
+        warnings: list[str] = self._line.call("check", _load(config).dump())
         return warnings
 
     def detach_policy(self, pool: str, component: str, component_type: str = "team") -> None:

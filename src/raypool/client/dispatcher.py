@@ -24,7 +24,7 @@ import ray
 import ray.exceptions
 from ray.core.generated.gcs_pb2 import ActorTableData
 
-from raypool.client.broker import find_broker
+from raypool.client.broker import find_broker, session
 from raypool.client.lease import Lease
 from raypool.client.waiting import preempted, retry_of
 from raypool.errors import Preempted, RaypoolError
@@ -230,8 +230,8 @@ def dispatcher_of_this_process() -> Any:
     """
     global _dispatcher
     with _making:
-        if _dispatcher is None or _dispatcher[0] != _session() or _is_dead(_dispatcher[1]):
-            _dispatcher = (_session(), _make())
+        if _dispatcher is None or _dispatcher[0] != session() or _is_dead(_dispatcher[1]):
+            _dispatcher = (session(), _make())
         return _dispatcher[1]
 
 
@@ -254,9 +254,3 @@ def _make() -> Any:
 def _is_dead(actor: Any) -> bool:
     """What this process has heard of it from Ray: costs no call, and comes some milliseconds late."""
     return bool(actor._get_local_state() == ActorTableData.DEAD)
-
-
-def _session() -> tuple[str, str]:
-    """A driver may leave a cluster and join another: its old dispatcher is of no use there."""
-    context = ray.get_runtime_context()
-    return context.gcs_address, context.get_job_id()

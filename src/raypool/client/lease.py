@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -26,6 +26,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raypool.client.broker import BrokerLine, find_broker, job_id
 from raypool.client.client import request_spec
+from raypool.client.presence import Stay, stay
 from raypool.client.waiting import acquire, acquire_async
 from raypool.client.watch import PreemptionNotice, Watch, follow
 from raypool.errors import BrokerUnavailable, LeaseEnded, Preempted, RaypoolError, Refused, SpecError
@@ -164,6 +165,7 @@ class Lease(BundleOptions):
         self.wait_timeout_seconds = wait_timeout_seconds
         self.capture_child_tasks = capture_child_tasks
         self._watch: Watch | None = None
+        self._stay: Stay | None = None
         self._released = False
 
     # --- getting and giving back --------------------------------------------------------------
@@ -171,14 +173,15 @@ class Lease(BundleOptions):
     def acquire(self) -> Lease:
         """Asks and waits until granted; while it waits, says why. See `lease` for what it raises."""
         line = self._begin()
-        granted = acquire(line, self.spec, self._job(), self.wait_timeout_seconds)
-        return self._held(line, *granted)
+        with self._present(line) as holder:
+            return self._held(line, *acquire(line, self.spec, self._job(), self.wait_timeout_seconds, holder))
 
     async def acquire_async(self) -> Lease:
         """`acquire` for code on an event loop."""
         line = self._begin()
-        granted = await acquire_async(line, self.spec, self._job(), self.wait_timeout_seconds)
-        return self._held(line, *granted)
+        with self._present(line) as holder:
+            granted = await acquire_async(line, self.spec, self._job(), self.wait_timeout_seconds, holder)
+            return self._held(line, *granted)
 
     def _begin(self) -> BrokerLine:
         if self._watch is not None:
@@ -188,9 +191,22 @@ class Lease(BundleOptions):
     def _job(self) -> str | None:
         return None if self.spec.lifetime == "detached" else job_id()
 
+    @contextlib.contextmanager
+    def _present(self, line: BrokerLine) -> Iterator[str | None]:
+        """From before it is asked for until it has ended, the broker hears of this process; a detached lease
+        has no owner whom it would miss."""
+        if self.spec.lifetime != "detached":
+            self._stay = stay(line)
+        try:
+            yield self._stay.holder if self._stay is not None else None
+        except BaseException:
+            if self._stay is not None:
+                self._stay.leave()
+            raise
+
     def _held(self, line: BrokerLine, spec: RequestSpec, view: RequestView, version: int) -> Lease:
         self.spec = spec
-        self._watch = follow(Watch(line, view, version))
+        self._watch = follow(Watch(line, view, version, self._stay))
         return self
 
     def release(self) -> None:
@@ -200,7 +216,7 @@ class Lease(BundleOptions):
             return
         try:
             with contextlib.suppress(Refused):  # a broker that does not know it has nothing to take back
-                self._held_watch().line.call("release", self.request_id)
+                self._held_watch().line.call("release", self.request_id, self._job())
             self._given_back()
         finally:
             self._held_watch().leaving = False
@@ -211,7 +227,7 @@ class Lease(BundleOptions):
             return
         try:
             with contextlib.suppress(Refused):
-                await self._held_watch().line.acall("release", self.request_id)
+                await self._held_watch().line.acall("release", self.request_id, self._job())
             self._given_back()
         finally:
             self._held_watch().leaving = False
@@ -226,7 +242,8 @@ class Lease(BundleOptions):
         return True
 
     def _given_back(self) -> None:
-        self._released = self._held_watch().closed = True
+        self._released = True
+        self._held_watch().close()
 
     def __enter__(self) -> Lease:
         return self.acquire()
@@ -369,7 +386,7 @@ class Lease(BundleOptions):
         return {"request": self.view.as_dict(), "placement_group": table}
 
     def belongs_to(self, actor: ActorHandle) -> None:
-        """The broker takes the lease back when that actor is dead."""
+        """The broker takes the lease back when that actor is dead, and no longer when this process is gone."""
         self._held_watch().line.call("attach_actor", self.request_id, actor._actor_id.hex())
 
     async def belongs_to_async(self, actor: ActorHandle) -> None:

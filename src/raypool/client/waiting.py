@@ -35,9 +35,12 @@ class Waiting:
     """One request's way from its submission to its grant: `next_call` says what to ask the broker,
     `take` and `refused` hear the answer, until `granted` is set or one of them raises."""
 
-    def __init__(self, spec: RequestSpec, job: str | None, wait_timeout_seconds: float | None) -> None:
+    def __init__(
+        self, spec: RequestSpec, job: str | None, wait_timeout_seconds: float | None, holder: str | None
+    ) -> None:
         self.spec = spec
         self.job = job
+        self.holder = holder
         self.wait_timeout_seconds = wait_timeout_seconds
         self.granted: Granted | None = None
         self._submitted = False
@@ -50,7 +53,7 @@ class Waiting:
     def next_call(self) -> tuple[str, tuple[Any, ...], float]:
         """The broker's method, its arguments, and how many seconds the answer may take."""
         if not self._submitted:
-            return "submit", (self.spec.dump(), self.job), 30.0
+            return "submit", (self.spec.dump(), self.job, self.holder), 30.0
         now = time.monotonic()
         deadline = float("inf") if self._deadline is None else self._deadline
         patience = max(min(self._log_at, now + POLL_SECONDS, deadline) - now, 0.0)
@@ -87,12 +90,19 @@ class Waiting:
             self._log_at = now + self._step
 
 
-def acquire(line: BrokerLine, spec: RequestSpec, job: str | None, wait_timeout_seconds: float | None) -> Granted:
+def acquire(
+    line: BrokerLine,
+    spec: RequestSpec,
+    job: str | None,
+    wait_timeout_seconds: float | None,
+    holder: str | None = None,
+) -> Granted:
     """Submits and waits until granted.
 
+    holder: the name under which this process is present at the broker, if the request is to end with it.
     Raises RequestRejected, RequestCancelled, WaitTimeout. Whatever ends the wait withdraws the request.
     """
-    waiting = Waiting(spec, job, wait_timeout_seconds)
+    waiting = Waiting(spec, job, wait_timeout_seconds, holder)
     with _withdrawn_if_it_fails(line, waiting):
         while waiting.granted is None:
             method, arguments, seconds = waiting.next_call()
@@ -106,10 +116,14 @@ def acquire(line: BrokerLine, spec: RequestSpec, job: str | None, wait_timeout_s
 
 
 async def acquire_async(
-    line: BrokerLine, spec: RequestSpec, job: str | None, wait_timeout_seconds: float | None
+    line: BrokerLine,
+    spec: RequestSpec,
+    job: str | None,
+    wait_timeout_seconds: float | None,
+    holder: str | None = None,
 ) -> Granted:
     """`acquire` for code that runs on an event loop."""
-    waiting = Waiting(spec, job, wait_timeout_seconds)
+    waiting = Waiting(spec, job, wait_timeout_seconds, holder)
     with _withdrawn_if_it_fails(line, waiting):
         while waiting.granted is None:
             method, arguments, seconds = waiting.next_call()

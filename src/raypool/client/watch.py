@@ -1,34 +1,29 @@
 """Learning what becomes of a held lease while the program does something else.
 
-One daemon thread per process keeps a long-poll per watched lease. It hears of a preemption notice and
-of the end, and tells the lease. All leases of the process depend on that thread, so it never sleeps and
-never runs a callback: those get a thread of their own each time.
+The listener's thread keeps a long-poll per watched lease. It hears of a preemption notice and of the end,
+and tells the lease. Callbacks get a thread of their own each time.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray.exceptions
 
-from raypool.client.broker import BrokerLine, find_broker
+from raypool.client.broker import BrokerLine
+from raypool.client.listening import LOOK_AGAIN_SECONDS, find_again, listener
+from raypool.client.presence import Stay
 from raypool.client.waiting import POLL_SECONDS, end_of, preempted
-from raypool.errors import BrokerUnavailable, LeaseEnded, RaypoolError, Refused, RequestCancelled
+from raypool.errors import LeaseEnded, RaypoolError, Refused, RequestCancelled
 from raypool.view import RequestView
 
 logger = logging.getLogger("raypool")
-
-LOOK_AGAIN_SECONDS = 1.0
-"""How long after a long-poll that failed the next one is sent."""
 
 LAST_MOMENT_SECONDS = 0.2
 """What is submitted so shortly before the deadline would reach Ray when the group is gone, and hang."""
@@ -71,9 +66,10 @@ class Watch:
 
     `gone` is set when the broker does not know the request any more. `leaving` is set while its owner
     gives it back: its release is then no news to him. `closed`: he has given it back, or does not care.
+    stay: of its owner's process, which is needed until then.
     """
 
-    def __init__(self, line: BrokerLine, view: RequestView, version: int) -> None:
+    def __init__(self, line: BrokerLine, view: RequestView, version: int, stay: Stay | None = None) -> None:
         self.line = line
         self.view = view
         self.version = version
@@ -81,6 +77,7 @@ class Watch:
         self.leaving = False
         self.closed = False
         self.out_of_sight = False
+        self._stay = stay
         self._lock = threading.Lock()
         self._at_notice: list[Callable[[PreemptionNotice], Any]] = []
         self._at_end: list[Callable[[], Any]] = []
@@ -132,11 +129,21 @@ class Watch:
         if over:
             callback()
 
+    def close(self) -> None:
+        """What becomes of the request from now on does not matter here."""
+        self.closed = True
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._stay is not None:
+            self._stay.leave()
+
     def lost(self) -> None:
         """The broker answers, and does not know the request any more."""
         with self._lock:
             self.gone = True
             at_end, self._at_end = self._at_end, []
+        self._leave()
         self._call_back(at_end)
 
     def heard(self, view: RequestView, version: int) -> None:
@@ -149,6 +156,8 @@ class Watch:
                 at_notice, self._at_notice = self._at_notice, []
             if self.over and not (self.leaving and view.status == "released"):
                 at_end, self._at_end = self._at_end, []
+        if self.over:
+            self._leave()
         self._call_back(at_notice, notice)
         self._call_back(at_end)
 
@@ -167,83 +176,43 @@ def _call_all(request_id: str, callbacks: Sequence[Callable[..., Any]], args: tu
             logger.exception("a callback of request %s failed", request_id)
 
 
-class _Watcher(threading.Thread):
-    """The thread. Answers arrive through Ray's own callbacks and are handled here, in order; what failed
-    waits in `_later` until it is due."""
-
-    def __init__(self) -> None:
-        super().__init__(name="raypool-watch", daemon=True)
-        self._answers: queue.Queue[tuple[Watch, Any]] = queue.Queue()
-        self._later: list[tuple[float, int, Watch]] = []
-        self._count = itertools.count()
-
-    def follow(self, watch: Watch) -> None:
-        try:
-            ref = watch.line.send("watch", watch.view.id, watch.version, POLL_SECONDS)
-            answer = ref.future()
-        except ray.exceptions.RayError as error:  # this process has left the cluster
-            answer = Future()
-            answer.set_exception(error)
-        answer.add_done_callback(lambda done: self._answers.put((watch, done)))
-
-    def run(self) -> None:
-        while True:
-            pause = max(self._later[0][0] - time.monotonic(), 0.0) if self._later else None
-            try:
-                self._handle(*self._answers.get(timeout=pause))
-            except queue.Empty:
-                _, _, watch = heapq.heappop(self._later)
-                if not watch.closed:
-                    self.follow(watch)
-
-    def _handle(self, watch: Watch, answer: Any) -> None:
-        if watch.closed:
-            return
-        try:
-            told = answer.result()
-        except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, Refused):
-                watch.lost()
-            else:  # a fault of the broker's: the lease may be well
-                self._look_again(watch, error)
-        except ray.exceptions.ActorDiedError as error:
-            _find_again(watch)
-            self._look_again(watch, error)
-        except ray.exceptions.RayError as error:
-            self._look_again(watch, error)
-        else:
-            watch.out_of_sight = False
-            watch.heard(RequestView.from_dict(told["request"]), told["version"])
-            if not watch.view.ended:
-                self.follow(watch)
-
-    def _look_again(self, watch: Watch, error: BaseException) -> None:
-        if not watch.out_of_sight:
-            logger.warning("lost sight of request %s (%s); looking again", watch.view.id, error)
-        watch.out_of_sight = True
-        heapq.heappush(self._later, (time.monotonic() + LOOK_AGAIN_SECONDS, next(self._count), watch))
-
-
-def _find_again(watch: Watch) -> None:
-    """After `raypool stop` and `raypool start` another actor is the broker: the old one is dead for ever.
-    The line is corrected in place, so that the lease's own calls reach the new one, too."""
-    try:
-        watch.line.actor = find_broker().actor
-    except BrokerUnavailable:
-        return
-    watch.version = -1  # its versions are its own
-
-
-_watcher: _Watcher | None = None
-_starting = threading.Lock()
-
-
 def follow(watch: Watch) -> Watch:
     """Follows the request until it ends or the watch is closed."""
-    global _watcher
-    with _starting:
-        if _watcher is None or not _watcher.is_alive():
-            _watcher = _Watcher()
-            _watcher.start()
-    _watcher.follow(watch)
+    _ask(watch)
     return watch
+
+
+def _ask(watch: Watch) -> None:
+    if not watch.closed:
+        then = partial(_answered, watch)
+        listener().ask(watch.line, "watch", watch.view.id, watch.version, POLL_SECONDS, then=then)
+
+
+def _answered(watch: Watch, answer: Any) -> None:
+    if watch.closed:
+        return
+    try:
+        told = answer.result()
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, Refused):
+            watch.lost()
+        else:  # a fault of the broker's: the lease may be well
+            _look_again(watch, error)
+    except ray.exceptions.ActorDiedError as error:
+        if find_again(watch.line):
+            watch.version = -1  # the versions of another broker are its own
+        _look_again(watch, error)
+    except ray.exceptions.RayError as error:
+        _look_again(watch, error)
+    else:
+        watch.out_of_sight = False
+        watch.heard(RequestView.from_dict(told["request"]), told["version"])
+        if not watch.view.ended:
+            _ask(watch)
+
+
+def _look_again(watch: Watch, error: BaseException) -> None:
+    if not watch.out_of_sight:
+        logger.warning("lost sight of request %s (%s); looking again", watch.view.id, error)
+    watch.out_of_sight = True
+    listener().later(LOOK_AGAIN_SECONDS, partial(_ask, watch))

@@ -47,7 +47,7 @@ from raypool.core.request import Allocation, Request
 from raypool.core.status import Status
 from raypool.core.victims import Shortage, Victim
 from raypool.errors import Refused
-from raypool.spec import BrokerConfig, PolicySpec, PoolSpec, RequestSpec
+from raypool.spec import OWNER_TIMEOUT_SECONDS, BrokerConfig, PolicySpec, PoolSpec, RequestSpec
 
 ENDED_KEPT = 10_000
 """How many ended requests are remembered; the oldest ended one is forgotten first."""
@@ -73,6 +73,7 @@ class Broker:
         self.world = world or World()
         self.ended_kept = ended_kept
         self.unmanaged = "reject"
+        self.owner_timeout_seconds = OWNER_TIMEOUT_SECONDS
         self.pools: dict[str, Pool] = {}
         self.requests: dict[str, Request] = {}
         self.nodes: tuple[Node, ...] | None = None
@@ -89,6 +90,7 @@ class Broker:
         self._appliers: dict[type, Callable[[Any], None]] = {
             ev.Submitted: self._submitted,
             ev.Released: self._released,
+            ev.BoundToActor: self._bound_to_actor,
             ev.Cancelled: self._cancelled,
             ev.Forgotten: self._forgotten,
             ev.ConfigApplied: self._config_applied,
@@ -133,6 +135,7 @@ class Broker:
             pools=tuple(pool.spec for pool in pools),
             policies=tuple(pool.policies[owner] for pool in pools for owner in sorted(pool.policies)),
             unmanaged=self.unmanaged,  # type: ignore[arg-type]
+            owner_timeout_seconds=self.owner_timeout_seconds,
         )
 
     def check(self) -> None:
@@ -146,7 +149,7 @@ class Broker:
         if spec.id in self.requests:
             raise Refused(f"request id '{spec.id}' is taken: an id is used once; leave it out to get a new one")
         self._number += 1
-        request = self.requests[spec.id] = Request(spec, self._number, self.now, event.job)
+        request = self.requests[spec.id] = Request(spec, self._number, self.now, event.job, event.holder)
         self._set_status(request, Status.PENDING)
         if self.unmanaged == "allow" and spec.pool is None and not self._pools_of(request.owner):
             self._grant_unpooled(request)
@@ -236,12 +239,20 @@ class Broker:
 
     def _released(self, event: ev.Released) -> None:
         request = self._known(event.request)
+        if request.job is not None and not request.detached and event.job != request.job:
+            raise Refused(
+                f"request '{request.id}' belongs to job {request.job}, and only that job gives it back; "
+                f"`raypool request cancel {request.id}` is the operator's way"
+            )
         ends_as = {
             Status.PENDING: Status.CANCELLED,
             Status.ALLOCATED: Status.RELEASED,
             Status.PREEMPTING: Status.PREEMPTED,
         }
         self._finish(request, ends_as, Told("given back by its owner"))
+
+    def _bound_to_actor(self, event: ev.BoundToActor) -> None:
+        self._known(event.request).actor = event.actor
 
     def _cancelled(self, event: ev.Cancelled) -> None:
         request = self._known(event.request)
@@ -575,6 +586,8 @@ class Broker:
         specs, policies = self._specs()
         if "unmanaged" in change.model_fields_set:
             self.unmanaged = change.unmanaged
+        if "owner_timeout_seconds" in change.model_fields_set:
+            self.owner_timeout_seconds = change.owner_timeout_seconds
         changed = [
             name
             for name in sorted(new_specs)

@@ -14,17 +14,28 @@ from raypool.spec import BrokerConfig, RequestSpec
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """Somebody asked. `job` is the Ray job it belongs to (hex id), if it belongs to one."""
+    """Somebody asked. `job` is the Ray job it belongs to (hex id), if it belongs to one; `holder` the process
+    that waits for it and will hold it, if it is to end with that process."""
 
     spec: RequestSpec
     job: str | None = None
+    holder: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The owner gave the request back (or withdrew it while it waited)."""
+    """The owner gave the request back (or withdrew it while it waited). `job` is the job that says so."""
 
     request: str
+    job: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BoundToActor:
+    """From now on the request lives as long as that actor (hex id), not as long as the process that asked."""
+
+    request: str
+    actor: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +136,7 @@ class TimePassed:
 Event = (
     Submitted
     | Released
+    | BoundToActor
     | Cancelled
     | Forgotten
     | ConfigApplied

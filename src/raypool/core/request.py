@@ -74,21 +74,27 @@ class Request:
     mark: the pool in which room is being made for it (semantics 5, step 2).
     queued: the pools in whose queue it stands. held_out: the pools where it is eligible but stands
     aside for now, each with the reason; it holds up nobody there.
+    job, holder, actor: with whose end it ends (server/owners.py): the Ray job, the process that asked, and
+    the actor that it was bound to, which then stands for that process. The core only keeps them.
     accepted: it was not rejected when it was submitted; nodes that leave later only make it wait.
     allocation: its present grant, or its last.
     """
 
     __slots__ = (
-        "accepted", "allocation", "back_offs", "deadline", "demand", "ended_at", "granted_at", "grants",
-        "held_out", "id", "job", "mark", "number", "placement_failures", "preempted_by", "preemptible",
-        "queued", "reason", "spec", "status", "submitted_at",
+        "accepted", "actor", "allocation", "back_offs", "deadline", "demand", "ended_at", "granted_at", "grants",
+        "held_out", "holder", "id", "job", "mark", "number", "placement_failures", "preempted_by",
+        "preemptible", "queued", "reason", "spec", "status", "submitted_at",
     )  # fmt: skip
 
-    def __init__(self, spec: RequestSpec, number: int, now: float, job: str | None = None) -> None:
+    def __init__(
+        self, spec: RequestSpec, number: int, now: float, job: str | None = None, holder: str | None = None
+    ) -> None:
         self.spec = spec
         self.id: str = spec.id
         self.number = number
         self.job = job
+        self.holder = holder
+        self.actor: str | None = None
         self.demand: Demand = spec.demand()
         self.preemptible = spec.is_preemptible
         self.status: Status | None = None
@@ -110,6 +116,11 @@ class Request:
     @property
     def owner(self) -> tuple[str, str]:
         return self.spec.owner
+
+    @property
+    def detached(self) -> bool:
+        """It outlives its job and the process that asked, until somebody releases it."""
+        return self.spec.lifetime == "detached"
 
     @property
     def waiting(self) -> bool:

@@ -27,7 +27,7 @@ SCHEMA = 1
 """Of the snapshot and of the journal's lines. It grows when a version writes what older ones cannot read."""
 
 REQUEST_FACTS = (
-    "number", "job", "submitted_at", "granted_at", "ended_at", "deadline", "accepted", "grants",
+    "number", "job", "holder", "actor", "submitted_at", "granted_at", "ended_at", "deadline", "accepted", "grants",
     "placement_failures", "preempted_by",
 )  # fmt: skip
 """Slots of a request that are written as they are."""
@@ -82,6 +82,7 @@ def _head_of(broker: Broker, number: int) -> dict[str, Any]:
         "submitted": broker._number,
         "granted": broker._serial,
         "unmanaged": broker.unmanaged,
+        "owner_timeout_seconds": broker.owner_timeout_seconds,
         "nodes": plain(broker.nodes),
         "ended": list(broker._ended),
         "former_pools": list(former.values()),
@@ -135,7 +136,7 @@ def broker_of(lines: Iterable[str], world: World | None = None) -> tuple[Broker,
     broker = Broker(world)
     broker.now = head["at"]
     broker._number, broker._serial = head["submitted"], head["granted"]
-    broker.unmanaged = head["unmanaged"]
+    broker.unmanaged, broker.owner_timeout_seconds = head["unmanaged"], head["owner_timeout_seconds"]
     broker.nodes = None if head["nodes"] is None else nodes_of(head["nodes"])
     former = {spec.name: Pool(spec, {}) for spec in map(PoolSpec.load, head["former_pools"])}
     marked: dict[str, list[str]] = {}

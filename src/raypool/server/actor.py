@@ -32,6 +32,7 @@ from raypool.core.snapshot import Snapshots
 from raypool.errors import BrokerDegraded, BrokerFault, Refused, SpecError
 from raypool.server.cluster import RayCluster
 from raypool.server.journal import Journal
+from raypool.server.owners import Owners, check_id
 from raypool.server.placement import Placement, Placements, answered
 from raypool.server.stores import RAY, Store, StoreTaken, store_at
 from raypool.server.views import view_broker, view_pool, view_request, view_requests
@@ -40,11 +41,8 @@ from raypool.version import __version__
 
 logger = logging.getLogger("raypool")
 
-OWNERS_SECONDS = 0.25
-"""How often dead jobs and actors are looked for."""
-
-ACTORS_AT_ONCE = 20
-"""How many actors are asked after each time."""
+TIDY_SECONDS = 0.5
+"""How often what is kept in the server of requests that are over, or that the core has dropped, is dropped too."""
 
 WATCH_MOST_SECONDS = 60.0
 """A long-poll is answered after this at the latest; its caller asks again."""
@@ -71,11 +69,10 @@ class PoolBroker:
         self._snapshots = Snapshots()
         self._journal = Journal(store or store_at(RAY, cluster), self._carry_out, self._snapshot, self._degrade)
         self._placements = Placements(cluster, self._feed, self._now)
+        self._owners = Owners(lambda: self.broker, cluster, self._feed, self._now)
         self._versions: dict[str, int] = {}
         self._first_version = 0
         self._watchers: dict[str, list[asyncio.Future[None]]] = {}
-        self._owned: dict[str, str] = {}  # request id -> the job that it ends with
-        self._actors: dict[str, str] = {}  # request id -> id of the actor that lives in it
         self._groups: dict[str, str] = {}  # placement group id -> request id
         self._started_at = self._now()
         self._timer: asyncio.TimerHandle | None = None
@@ -111,7 +108,10 @@ class PoolBroker:
         self._take_up(elsewhere=saved is not None and self._journal.cluster != self._identity)
         await answered(self._placements.read_nodes, "reading the nodes")
         self._spawn(self._placements.run())
-        self._spawn(self._watch_owners())
+        self._owners.begin()
+        self._spawn(self._owners.watch_jobs())
+        self._spawn(self._owners.watch_holders())
+        self._spawn(self._tidy())
 
     # --- coming back --------------------------------------------------------------------------
 
@@ -122,11 +122,8 @@ class PoolBroker:
         for request in list(self.broker.requests.values()):
             if request.status is None:
                 continue
-            if not request.status.terminal and request.job is not None and request.spec.lifetime != "detached":
-                if elsewhere:
-                    self._feed(ev.Cancelled(request.id, "the cluster that it belonged to is gone"))
-                else:
-                    self._owned[request.id] = request.job
+            if elsewhere and not request.status.terminal and not request.detached and request.job is not None:
+                self._feed(ev.Cancelled(request.id, "the cluster that it belonged to is gone"))
             if request.allocation is not None and request.allocation.in_the_world:
                 self._placements.take_up(self._placement_of(request.allocation))
                 if request.allocation.group_id:
@@ -174,20 +171,25 @@ class PoolBroker:
 
     # --- requests -----------------------------------------------------------------------------
 
-    async def submit(self, spec: dict[str, Any], job: str | None) -> dict[str, Any]:
+    async def submit(self, spec: dict[str, Any], job: str | None, holder: str | None = None) -> dict[str, Any]:
         """Asks for a request. The same id with the same content is the same request.
 
-        Raises SpecError, and Refused for an id that stands for something else.
+        holder: the process that waits for it, if it is to end with that process: it is expected to be
+        `here`. Raises SpecError, and Refused for an id that stands for something else.
         """
         self._refuse_if_stopping()
         wanted: RequestSpec = RequestSpec.load(spec)
+        for what, given in (("job", job), ("holder", holder)):
+            if given is not None:
+                check_id(what, given)
         known = self.broker.requests.get(wanted.id)
         if known is not None and known.spec.dump() == wanted.dump():
             await self._durable()
         else:
-            await self._change(ev.Submitted(wanted, job))
-            if job is not None and wanted.lifetime != "detached":
-                self._owned[wanted.id] = job
+            self._refuse_if_degraded()
+            self._handle(ev.Submitted(wanted, job, holder))
+            self._owners.take_up(self.broker.requests[wanted.id])
+            await self._durable()
         return await self.describe(wanted.id)
 
     async def watch(self, request_id: str, seen: int, timeout_seconds: float) -> dict[str, Any]:
@@ -221,9 +223,12 @@ class PoolBroker:
             if not watchers and self._watchers.get(request_id) is watchers:
                 del self._watchers[request_id]
 
-    async def release(self, request_id: str) -> dict[str, Any]:
+    async def release(self, request_id: str, job: str | None = None) -> dict[str, Any]:
+        """Raises Refused for a request of another job than the caller's."""
         request = self._known(request_id)
-        await self._change(ev.Released(request.id))
+        if job is not None:
+            check_id("job", job)
+        await self._change(ev.Released(request.id, job))
         return await self.describe(request.id)
 
     async def cancel(self, request_id: str, reason: str) -> dict[str, Any]:
@@ -239,8 +244,25 @@ class PoolBroker:
         self._forget_what_is_forgotten()
 
     async def attach_actor(self, request_id: str, actor_id: str) -> None:
-        """The request is given back when that actor is dead."""
-        self._actors[self._known(request_id).id] = actor_id
+        """The request is given back when that actor is dead, not when the process that asked is gone."""
+        request = self._known(request_id)
+        check_id("actor", actor_id)
+        await self._change(ev.BoundToActor(request.id, actor_id))
+        self._owners.take_up(request)
+
+    # --- the processes that hold --------------------------------------------------------------
+
+    async def hold(self, holder: str) -> None:
+        """Stays open until that process says `bye`: the reference of this call is its hold token."""
+        await self._owners.hold(holder)
+
+    async def here(self, holder: str, token: list[Any]) -> bool:
+        """Long-poll: a sign of life of that process. See `Owners.here`."""
+        return await self._owners.here(holder, token)
+
+    async def bye(self, holder: str) -> None:
+        """That process holds nothing and waits for nothing any more."""
+        self._owners.bye(holder)
 
     # --- questions ----------------------------------------------------------------------------
 
@@ -382,6 +404,7 @@ class PoolBroker:
         except Exception as error:
             logger.exception("the broker stumbles over %r", event)
             self.broker = self._journal.again()
+            self._owners.begin()
             raise BrokerFault(
                 f"a bug of raypool's: {type(event).__name__} could not be handled ({type(error).__name__}: {error}); "
                 "nothing was changed"
@@ -467,40 +490,13 @@ class PoolBroker:
             delay = max(due - self._now(), 0.0)
             self._timer = asyncio.get_running_loop().call_later(delay, self._feed, ev.TimePassed())
 
-    # --- owners -------------------------------------------------------------------------------
+    # --- tidying ------------------------------------------------------------------------------
 
-    async def _watch_owners(self) -> None:
-        """Gives back what belongs to jobs that are over and to actors that are dead."""
+    async def _tidy(self) -> None:
         while True:
-            await asyncio.sleep(OWNERS_SECONDS)
-            try:
-                await self._cancel_orphans()
-                await self._release_dead_actors()
-                self._forget_what_is_forgotten()
-            except Exception:
-                logger.exception("looking for dead owners failed; trying again")
-
-    async def _cancel_orphans(self) -> None:
-        self._owned = {id: job for id, job in self._owned.items() if not self._is_over(id)}
-        if self._owned:
-            dead = await self.cluster.dead_jobs()
-            for request_id, job in list(self._owned.items()):
-                if job in dead and not self._is_over(request_id):
-                    self._feed(ev.Cancelled(request_id, "its job ended"))
-
-    def _is_over(self, request_id: str) -> bool:
-        request = self.broker.requests.get(request_id)
-        return request is None or request.status is None or request.status.terminal
-
-    async def _release_dead_actors(self) -> None:
-        """Some of them each time, in turn: each costs Ray a question, and placements ask too."""
-        for request_id in list(self._actors)[:ACTORS_AT_ONCE]:
-            actor_id = self._actors.pop(request_id)
-            if self._is_over(request_id):
-                continue
-            self._actors[request_id] = actor_id
-            if await self.cluster.actor_is_dead(actor_id):
-                self._feed(ev.Released(request_id))
+            await asyncio.sleep(TIDY_SECONDS)
+            self._owners.forget_what_is_over()
+            self._forget_what_is_forgotten()
 
     def _forget_what_is_forgotten(self) -> None:
         """Drops what is kept here of requests that the core has dropped."""

@@ -152,6 +152,20 @@ class RayCluster:
         row = await self._ask(lambda: state.actors(actor_id))
         return bool(row) and row.get("State") == "DEAD"
 
+    async def owner_died(self, token: ray.ObjectRef[None]) -> bool:
+        """Waits until the reference has an answer, or its owner (the process that made the call) is dead.
+
+        Ray says OwnerDiedError of that alone: not of one that is stopped or slow. Every other error is one
+        of the call: it failed with an earlier life of this actor, or was cancelled.
+        """
+        try:
+            await token
+        except ray.exceptions.OwnerDiedError:
+            return True
+        except ray.exceptions.RayError:
+            return False
+        return False
+
     # --- the key-value store ------------------------------------------------------------------
 
     async def _ask_store(self, call: Callable[[], T]) -> T:

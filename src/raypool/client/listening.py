@@ -1,0 +1,84 @@
+"""The thread that hears what the broker answers to calls that are kept open.
+
+One daemon thread per process. Answers arrive through Ray's own callbacks and are handled here, in order.
+All leases of the process depend on that thread, so it never sleeps and never runs a user's callback.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import ray.exceptions
+
+from raypool.client.broker import BrokerLine, find_broker
+from raypool.errors import BrokerUnavailable
+
+LOOK_AGAIN_SECONDS = 1.0
+"""How long after a call that failed the next one is sent."""
+
+
+class Listener(threading.Thread):
+    """The thread. What is to be done later waits in `_later` until it is due."""
+
+    def __init__(self) -> None:
+        super().__init__(name="raypool-listener", daemon=True)
+        self._due: queue.Queue[Callable[[], Any]] = queue.Queue()
+        self._later: list[tuple[float, int, Callable[[], Any]]] = []
+        self._count = itertools.count()
+
+    def ask(self, line: BrokerLine, method: str, *args: Any, then: Callable[[Any], Any]) -> Any:
+        """Calls the broker; the thread hands the answer (a future that is done) to `then`. Returns the
+        reference of the call; None if it could not be made: then `then` hears why."""
+        reference = None
+        try:
+            reference = line.send(method, *args)
+            answer = reference.future()
+        except ray.exceptions.RayError as error:  # this process has left the cluster
+            answer = Future()
+            answer.set_exception(error)
+        answer.add_done_callback(lambda done: self._due.put(lambda: then(done)))
+        return reference
+
+    def later(self, seconds: float, do: Callable[[], Any]) -> None:
+        """Has the thread do it after so many seconds."""
+        due = time.monotonic() + seconds
+        self._due.put(lambda: heapq.heappush(self._later, (due, next(self._count), do)))
+
+    def run(self) -> None:
+        while True:
+            pause = max(self._later[0][0] - time.monotonic(), 0.0) if self._later else None
+            try:
+                self._due.get(timeout=pause)()
+            except queue.Empty:
+                heapq.heappop(self._later)[2]()
+
+
+def find_again(line: BrokerLine) -> bool:
+    """After `raypool stop` and `raypool start` another actor is the broker: the old one is dead for ever.
+    The line is corrected in place, so that all who use it reach the new one. False if there is none."""
+    try:
+        line.actor = find_broker().actor
+    except BrokerUnavailable:
+        return False
+    return True
+
+
+_listener: Listener | None = None
+_starting = threading.Lock()
+
+
+def listener() -> Listener:
+    """The thread of this process."""
+    global _listener
+    with _starting:
+        if _listener is None or not _listener.is_alive():
+            _listener = Listener()
+            _listener.start()
+        return _listener
