@@ -1,0 +1,209 @@
+"""Who kills: a seeded list of acts, each followed by a look whether the system gets on.
+
+After each kill of the broker or the GCS it is measured how long it takes until the broker answers again, until the
+call of a client that was under way is answered, and until something new is granted. Each of these waits is bounded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import ray
+import ray.exceptions
+
+import raypool
+from raypool import RequestSpec
+from tests.chaos.drivers import Drivers
+from tests.chaos.machines import Machines, kill
+
+ANSWER_SECONDS = 60.0
+"""The system must get on within this: far more than it should need, for a machine that is busy."""
+
+HOPELESS = 3
+"""After so many times in which it did not, the storm is over."""
+
+
+class Monkey:
+    """kills: how often the broker is killed; gcs_restarts: how often the GCS. The others follow from these."""
+
+    def __init__(
+        self,
+        machines: Machines,
+        drivers: Drivers,
+        client: raypool.Client,
+        rng: random.Random,
+        kills: int,
+        restarts: int,
+    ) -> None:
+        self.machines = machines
+        self.drivers = drivers
+        self.client = client
+        self.random = rng
+        self.wanted = {"broker": kills, "gcs": restarts}
+        self.done: Counter[str] = Counter()
+        self.seconds: dict[str, list[float]] = {"broker": [], "gcs": []}  # kill -> the broker answers
+        self.call_seconds: dict[str, list[float]] = {"broker": [], "gcs": []}  # kill -> a call made then is answered
+        self.grant_seconds: dict[str, list[float]] = {"broker": [], "gcs": []}  # kill -> something new is granted
+        self.hung: list[str] = []
+        self._probes = 0
+        self.acts: dict[str, Callable[[], None]] = {
+            "broker": self._kill_broker,
+            "broker, while it recovers": self._kill_recovering_broker,
+            "gcs": self._restart_gcs,
+            "gcs and broker": self._restart_both,
+            "driver": self._kill_driver,
+            "driver, without gcs": self._kill_driver_without_gcs,
+            "worker": self._kill_worker,
+            "raylet": self._kill_raylet,
+        }
+
+    def plan(self) -> list[str]:
+        """The acts in order: as many kills of the broker and the GCS as were asked for, and others between."""
+        kills, restarts = self.wanted["broker"], self.wanted["gcs"]
+        both = min(restarts // 4, kills)
+        away = restarts // 4
+        recovering = (kills - both) // 8
+        acts = ["broker"] * (kills - both - 2 * recovering) + ["broker, while it recovers"] * recovering
+        acts += ["gcs"] * (restarts - both - away) + ["gcs and broker"] * both + ["driver, without gcs"] * away
+        total = kills + restarts
+        acts += ["driver"] * (total // 8) + ["worker"] * (total // 4) + ["raylet"] * (total // 10)
+        self.random.shuffle(acts)
+        return acts
+
+    def storm(self, deadline: float, between: Callable[[], None]) -> None:
+        """Does all of it, or as much as fits before the deadline. `between` is called after each act."""
+        for act in self.plan():
+            time.sleep(self.random.uniform(0.1, 2.0))
+            if time.monotonic() > deadline or len(self.hung) >= HOPELESS:
+                return
+            self.acts[act]()
+            between()
+
+    # --- acts ---------------------------------------------------------------------------------
+
+    def _kill_broker(self) -> None:
+        with self._measured("broker"):
+            self._kill(self._living_broker())
+
+    def _kill_recovering_broker(self) -> None:
+        """Twice: the second time as soon as there is a new process, which then has hardly begun."""
+        first = self._living_broker()
+        with self._measured("broker"):
+            self._kill(first)
+            self._kill(self._living_broker(other_than=first), after=self.random.uniform(0.0, 0.3))
+
+    def _restart_gcs(self) -> None:
+        with self._measured("gcs"):
+            self._gcs_away(lambda: None)
+
+    def _restart_both(self) -> None:
+        """The broker dies a moment before the GCS, or while it is away."""
+        broker = self._living_broker()
+        before = self.random.random() < 0.5
+        with self._measured("gcs"):
+            if before:
+                self._kill(broker)
+                time.sleep(self.random.uniform(0.0, 1.0))
+            self._gcs_away(lambda: None if before else self._kill(broker))
+
+    def _kill_driver_without_gcs(self) -> None:
+        """Nobody in the cluster is told of its end when it happens."""
+        with self._measured("gcs"):
+            self._gcs_away(self._kill_driver)
+
+    def _gcs_away(self, meanwhile: Callable[[], None]) -> None:
+        self.machines.kill_gcs()
+        time.sleep(self.random.uniform(0.0, 2.0))
+        meanwhile()
+        self.machines.start_gcs()
+        self.done["gcs"] += 1
+
+    def _kill_driver(self) -> None:
+        self.drivers.kill_one(self.random)
+        self.done["driver"] += 1
+
+    def _kill_worker(self) -> None:
+        """A task inside a lease; none runs now and then."""
+        found = self.machines.lease_processes()
+        if found and self.machines.kill_worker(self.random.choice(found)):
+            self.done["worker"] += 1
+
+    def _kill_raylet(self) -> None:
+        self.machines.kill_raylet(self.random)
+        self.done["raylet"] += 1
+        time.sleep(self.random.uniform(0.0, 4.0))
+        self.machines.add_raylet()
+
+    def _living_broker(self, other_than: psutil.Process | None = None) -> psutil.Process:
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while time.monotonic() < deadline:
+            process = self.machines.broker_process()
+            if process is not None and process != other_than:
+                return process
+            time.sleep(0.005)
+        raise AssertionError(f"the broker had no process for {ANSWER_SECONDS:g} s")
+
+    def _kill(self, broker: psutil.Process, after: float = 0.0) -> None:
+        time.sleep(after)
+        if kill(broker):
+            self.done["broker"] += 1
+
+    # --- whether it gets on -------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _measured(self, kind: str) -> Any:
+        """Around a kill: measures from the moment of the last kill inside."""
+        yield
+        killed = time.monotonic()
+        call = threading.Thread(target=self._call, args=(kind, killed), name="a call that is under way", daemon=True)
+        call.start()
+        self._note(self.seconds[kind], killed, self._answers(), f"the broker answers after a kill of the {kind}")
+        self._note(self.grant_seconds[kind], killed, self._grants(), f"a grant after a kill of the {kind}")
+        call.join(ANSWER_SECONDS)
+        if call.is_alive():
+            self.hung.append(f"a call that was made when the {kind} was killed was not answered")
+
+    def _note(self, into: list[float], since: float, came: bool, what: str) -> None:
+        if came:
+            into.append(time.monotonic() - since)
+        else:
+            self.hung.append(f"not within {ANSWER_SECONDS:g} s: {what}")
+
+    def _call(self, kind: str, killed: float) -> None:
+        """What a client sees that asks just now, with all the library's patience."""
+        try:
+            self.client.status()
+        except raypool.BrokerUnavailable as error:
+            self.hung.append(f"a call made when the {kind} was killed was given up: {error}")
+            return
+        self.call_seconds[kind].append(time.monotonic() - killed)
+
+    def _answers(self) -> bool:
+        """Asks again and again, not waiting for calls that a dead process has swallowed."""
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                ray.get(self.client._line.send("overview"), timeout=0.1)
+                return True
+            except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+                time.sleep(0.02)
+        return False
+
+    def _grants(self) -> bool:
+        self._probes += 1
+        spec = RequestSpec(id=f"probe-{self._probes}", component="probe", pool="steady")
+        try:
+            self.client.submit(spec)
+            view = self.client.wait(spec.id, ANSWER_SECONDS)
+            self.client.release(spec.id)
+        except raypool.RaypoolError as error:  # the journal has the call; what it means is the verdict's
+            self.hung.append(f"{spec.id}: {type(error).__name__}: {error}")
+            return False
+        return view.running
