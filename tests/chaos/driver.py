@@ -176,7 +176,7 @@ class Hand(threading.Thread):
         with lease:
             self.journal.write("held", id=lease.request_id)
             if self.random.random() < 0.1:
-                self._result(lease, ray.remote(work).options(**lease.task_options(0)).remote(0.2))
+                self._result(lease, ray.remote(work).options(**lease.task_options(0)).remote(0.5))
             until = time.monotonic() + self.random.uniform(0.05, 2.0)
             while time.monotonic() < until and not lease.ended:
                 time.sleep(0.05)

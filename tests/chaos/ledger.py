@@ -17,6 +17,7 @@ Entry = dict[str, Any]
 class Told:
     """One request, as its clients know it.
 
+    pids: of all who have asked or heard. askers: of those who have asked for it.
     heard: for each process, the answers in order. given_back: somebody has asked the broker to end it;
     given_back_at: when a broker has first acknowledged that. withdrawn_at: when its owner gave up waiting for it.
     unknown: a broker has said that there is no such request.
@@ -24,6 +25,7 @@ class Told:
 
     id: str
     pids: set[int] = field(default_factory=set)
+    askers: set[int] = field(default_factory=set)
     heard: dict[int, list[Entry]] = field(default_factory=dict)
     given_back: bool = False
     given_back_at: float | None = None
@@ -94,6 +96,8 @@ class Ledger:
             told.heard.setdefault(process, []).append(entry)
             if entry["to"] in ("release", "cancel") and told.given_back_at is None:
                 told.given_back_at = entry["at"]
+        elif what == "asked":
+            told.askers.add(about["pid"])
         elif what in ("releasing", "cancelling"):
             told.given_back = True
         elif what == "held":

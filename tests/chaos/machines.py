@@ -28,11 +28,13 @@ SETTINGS = {
     "health_check_period_ms": "300",
     "health_check_timeout_ms": "2000",
     "health_check_failure_threshold": "5",
+    "DEDUP_LOGS_SKIP_REGEX": ".",  # what Ray prints of each process that dies is no news here
 }
 
 BROKER = "ray::BrokerActor"
 IN_LEASES = ("ray::work", "ray::nested")
-"""The titles of processes of tasks that the drivers run inside their leases."""
+DISPATCHER = ("ray::Dispatcher",)
+"""How Ray titles its processes: the broker, tasks of the drivers inside their leases, what runs these tasks."""
 
 
 def prepare(directory: Path) -> None:
@@ -86,10 +88,10 @@ class Machines:
         """The broker's process, also while it starts; None between two of them."""
         return next(iter(_children(self.cluster.head_node, (BROKER,))), None)
 
-    def lease_processes(self) -> list[psutil.Process]:
-        """Processes of tasks that run inside leases, by pid."""
+    def client_processes(self, titles: tuple[str, ...]) -> list[psutil.Process]:
+        """Processes that Ray runs for the drivers, by pid."""
         nodes = [self.cluster.head_node, *self.cluster.worker_nodes]
-        found = [one for node in nodes for one in _children(node, IN_LEASES)]
+        found = [one for node in nodes for one in _children(node, titles)]
         return sorted(found, key=lambda process: process.pid)
 
     # --- what is killed and comes back --------------------------------------------------------

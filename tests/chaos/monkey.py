@@ -21,13 +21,20 @@ import ray.exceptions
 import raypool
 from raypool import RequestSpec
 from tests.chaos.drivers import Drivers
-from tests.chaos.machines import Machines, kill
+from tests.chaos.machines import DISPATCHER, IN_LEASES, Machines, kill
 
 ANSWER_SECONDS = 60.0
 """The system must get on within this: far more than it should need, for a machine that is busy."""
 
 HOPELESS = 3
 """After so many times in which it did not, the storm is over."""
+
+VICTIM_SECONDS = 3.0
+"""How long a task in a lease is waited for, that may be killed: there is not always one."""
+
+
+class NoBroker(Exception):
+    """It has had no process for ANSWER_SECONDS: Ray does not start one any more."""
 
 
 class Monkey:
@@ -60,7 +67,8 @@ class Monkey:
             "gcs and broker": self._restart_both,
             "driver": self._kill_driver,
             "driver, without gcs": self._kill_driver_without_gcs,
-            "worker": self._kill_worker,
+            "worker": lambda: self._kill_worker("worker", IN_LEASES),
+            "dispatcher": lambda: self._kill_worker("dispatcher", DISPATCHER),
             "raylet": self._kill_raylet,
         }
 
@@ -73,7 +81,8 @@ class Monkey:
         acts = ["broker"] * (kills - both - 2 * recovering) + ["broker, while it recovers"] * recovering
         acts += ["gcs"] * (restarts - both - away) + ["gcs and broker"] * both + ["driver, without gcs"] * away
         total = kills + restarts
-        acts += ["driver"] * (total // 8) + ["worker"] * (total // 4) + ["raylet"] * (total // 10)
+        acts += ["driver"] * (total // 8) + ["worker"] * (total // 5) + ["raylet"] * (total // 10)
+        acts += ["dispatcher"] * (total // 20)
         self.random.shuffle(acts)
         return acts
 
@@ -83,7 +92,11 @@ class Monkey:
             time.sleep(self.random.uniform(0.1, 2.0))
             if time.monotonic() > deadline or len(self.hung) >= HOPELESS:
                 return
-            self.acts[act]()
+            try:
+                self.acts[act]()
+            except NoBroker as error:
+                self.hung.append(str(error))
+                return
             between()
 
     # --- acts ---------------------------------------------------------------------------------
@@ -129,11 +142,14 @@ class Monkey:
         self.drivers.kill_one(self.random)
         self.done["driver"] += 1
 
-    def _kill_worker(self) -> None:
-        """A task inside a lease; none runs now and then."""
-        found = self.machines.lease_processes()
-        if found and self.machines.kill_worker(self.random.choice(found)):
-            self.done["worker"] += 1
+    def _kill_worker(self, kind: str, titles: tuple[str, ...]) -> None:
+        deadline = time.monotonic() + VICTIM_SECONDS
+        while time.monotonic() < deadline:
+            found = self.machines.client_processes(titles)
+            if found and self.machines.kill_worker(self.random.choice(found)):
+                self.done[kind] += 1
+                return
+            time.sleep(0.05)
 
     def _kill_raylet(self) -> None:
         self.machines.kill_raylet(self.random)
@@ -148,7 +164,7 @@ class Monkey:
             if process is not None and process != other_than:
                 return process
             time.sleep(0.005)
-        raise AssertionError(f"the broker had no process for {ANSWER_SECONDS:g} s")
+        raise NoBroker(f"the broker had no process for {ANSWER_SECONDS:g} s")
 
     def _kill(self, broker: psutil.Process, after: float = 0.0) -> None:
         time.sleep(after)

@@ -12,6 +12,7 @@ written stays in a temporary directory, which is deleted only then.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import random
 import shutil
@@ -31,6 +32,9 @@ from tests.chaos import machines
 from tests.chaos.drivers import COMPONENTS, Drivers
 from tests.chaos.ledger import Ledger
 from tests.chaos.verdict import Audit, Seen, Verdict, World, doubles, judge
+
+END_SECONDS = 900.0
+"""After the storm's time and this, whatever it hangs in, the run ends itself, and tells where it was."""
 
 SETTLE_SECONDS = 60.0
 """How long what dead owners held may take to be given back, at the end."""
@@ -96,6 +100,7 @@ def options(arguments: list[str] | None = None) -> Options:
 
 def main(arguments: list[str] | None = None) -> int:
     chosen = options(arguments)
+    faulthandler.dump_traceback_later(chosen.minutes * 60 + END_SECONDS, exit=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the cluster is ended, too
     directory = Path(tempfile.mkdtemp(prefix="chaos", dir="/tmp"))
     print(f"{chosen}\neverything is written to {directory}", flush=True)
@@ -222,9 +227,14 @@ class Run:
         """Drivers end, and what they leave is given back; then everything is looked at; then the run gives back
         what it held itself, and nothing may be left at all."""
         self.drivers.finish()
+        self.ledger = Ledger.of(self._journals())
+        self.world = World(self.audits or [{}])  # all that there is to judge, should the broker not answer any more
+        self._patiently(self._look_at_the_end)
+
+    def _look_at_the_end(self) -> None:
         self._settle(lambda: self._living() <= set(self.anchors) | self._detached(), "what dead drivers held")
-        self._patiently(self._glimpse)
-        self._patiently(self._audit)
+        self._glimpse()
+        self._audit()
         self.world = self._world()
         self.ledger = Ledger.of(self._journals())
         for id in sorted(self._living()):
@@ -249,9 +259,8 @@ class Run:
         """Ray's figures and the broker's, once they have had time to agree: reports come a moment late."""
         deadline = time.monotonic() + SETTLE_SECONDS
         while True:
-            ledger = Ledger.of(())
             world = self._world_now()
-            if not judge(ledger, world).leaked or time.monotonic() > deadline:
+            if not judge(Ledger(), world).leaked or time.monotonic() > deadline:
                 return world
             time.sleep(0.5)
 

@@ -170,6 +170,14 @@ def test_what_is_leaked_is_seen(last, world, sentence):
     assert sentence in verdict([], audit(last) if last else {}, **world).leaked[0]
 
 
+def test_a_request_that_outlives_its_killed_owner_is_leaked():
+    story = [journal(said("asked", id="r"), *HELD)]
+    killed = {"pids_killed": {100: 30.0}}
+    assert verdict(story, audit(seen("cancelled", ended_at=34.0)), **killed).kept
+    late = verdict(story, audit(seen("cancelled", ended_at=134.0)), **killed)
+    assert late.leaked == ["r: its owner was killed, and 104 s later it was still there"]
+
+
 def test_a_request_that_outlives_its_owners_patience_is_leaked():
     gave_up = (heard("pending", to="submit"), said("ended", 11.0, id="r", error="WaitTimeout"))
     cancelled = {"status": "cancelled", "reason": "its owner stopped waiting"}

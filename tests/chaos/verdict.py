@@ -16,8 +16,8 @@ from raypool.view import PoolView, RequestView
 from tests.chaos.ledger import Ledger, Told
 
 WITHDRAWN_SECONDS = 75.0
-"""Whoever stopped waiting says so without waiting for an answer, and a kill may swallow that. Then the broker finds
-out by itself, when nobody has asked for owner_timeout_seconds (60)."""
+"""Whoever stopped waiting says so without waiting for an answer, and a kill may swallow that; who was killed says
+nothing. Then the broker finds out by itself, at the latest when nobody has asked for owner_timeout_seconds (60)."""
 
 
 CLOCK_SECONDS = 1.0
@@ -106,7 +106,7 @@ def judge(ledger: Ledger, world: World) -> Verdict:
     for told in ledger.requests.values():
         if told.acknowledged:
             verdict.lost += _lost(told, world)
-        verdict.leaked += _not_withdrawn(told, final.get(told.id))
+        verdict.leaked += _outlived(told, final.get(told.id), world)
     for audit in world.audits:
         verdict.doubled += doubles(audit.values())
     verdict.doubled += world.glimpses + doubled_groups(world.groups)
@@ -235,14 +235,20 @@ def doubled_groups(groups: Mapping[str, str]) -> list[str]:
 # --- leaked -----------------------------------------------------------------------------------
 
 
-def _not_withdrawn(told: Told, seen: Seen | None) -> list[str]:
-    """Its owner stopped waiting, and it lived on."""
-    if told.withdrawn_at is None or seen is None or seen.ended_at is None:
-        return []  # one that still lives has no owner any more, which is a fault of its own
-    lived = seen.ended_at - told.withdrawn_at
-    if lived <= WITHDRAWN_SECONDS:
+def _outlived(told: Told, seen: Seen | None, world: World) -> list[str]:
+    """Its owner stopped waiting, or was killed, and it lived on."""
+    if seen is None or seen.ended_at is None:
+        return []  # one that still lives is judged by whether it has an owner at all
+    killed = [world.pids_killed[pid] for pid in told.askers if pid in world.pids_killed]
+    if told.withdrawn_at is not None:
+        since, what = told.withdrawn_at, "stopped waiting"
+    elif killed and len(killed) == len(told.askers) and seen.lifetime != "detached":
+        since, what = max(killed), "was killed"
+    else:
         return []
-    return [f"{told.id}: its owner stopped waiting, and {lived:.0f} s later it was still there"]
+    if seen.ended_at - since <= WITHDRAWN_SECONDS:
+        return []
+    return [f"{told.id}: its owner {what}, and {seen.ended_at - since:.0f} s later it was still there"]
 
 
 def _without_owner(final: Audit, world: World) -> list[str]:
