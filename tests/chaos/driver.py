@@ -118,7 +118,8 @@ class Hand(threading.Thread):
         self.doing = "nothing"
         self._choices: list[tuple[Callable[[], None], int]] = [
             (self.hold, 480),
-            (self.give_back_by_id, 330),
+            (self.give_back_by_id, 250),
+            (self.flurry, 80),
             (self.run_task, 70),
             (self.run_nested, 40),
             (self.hold_detached, 50),
@@ -210,6 +211,16 @@ class Hand(threading.Thread):
         give_back = self.client.release if self.random.random() < 0.7 else self.client.cancel
         for _ in range(self.random.choice((1, 1, 2))):
             give_back(spec.id)
+
+    def flurry(self) -> None:
+        """Many short ones: a kill is likely to find one of them between the question and the answer."""
+        for _ in range(30):
+            if self.stop.exists():
+                return
+            view = self.client.submit(component=self.component, resources=ResourceSettings(gpu_count=1))
+            if self.random.random() < 0.5:
+                self.client.wait(view.id, 0.2)
+            self.client.release(view.id)
 
     def run_task(self) -> None:
         self._call(raypool.remote(component=self.component, resources=ResourceSettings(gpu_count=1))(work), 0.3)

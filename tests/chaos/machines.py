@@ -31,6 +31,9 @@ SETTINGS = {
     "DEDUP_LOGS_SKIP_REGEX": ".",  # what Ray prints of each process that dies is no news here
 }
 
+SHAKY = 2
+"""Nodes that may be killed."""
+
 BROKER = "ray::BrokerActor"
 IN_LEASES = ("ray::work", "ray::nested")
 DISPATCHER = ("ray::Dispatcher",)
@@ -67,7 +70,7 @@ class Machines:
         self.lost: set[str] = set()  # the ids of nodes that were killed
         self.killed: dict[int, float] = {}  # when a worker was killed, alone or with its node, by pid
         self._add("steady")
-        self._shaky = [self._add("shaky") for _ in range(2)]
+        self._shaky = [self._add("shaky") for _ in range(SHAKY)]
         self.cluster.wait_for_nodes()
 
     @property
@@ -117,9 +120,14 @@ class Machines:
         self.killed[worker.pid] = time.time()
         return kill(worker)
 
-    def add_raylet(self) -> None:
-        """A new node takes the place of one that was killed."""
-        self._shaky.append(self._add("shaky"))
+    @property
+    def missing(self) -> int:
+        return SHAKY - len(self._shaky)
+
+    def add_raylets(self) -> None:
+        """New nodes take the places of those that were killed."""
+        for _ in range(self.missing):
+            self._shaky.append(self._add("shaky"))
 
 
 def kill(process: psutil.Process) -> bool:

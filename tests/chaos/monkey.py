@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psutil
@@ -66,7 +66,8 @@ class Monkey:
             "gcs": self._restart_gcs,
             "gcs and broker": self._restart_both,
             "driver": self._kill_driver,
-            "driver, without gcs": self._kill_driver_without_gcs,
+            "driver, without gcs": lambda: self._kill_without_gcs(self._kill_driver),
+            "raylet, without gcs": lambda: self._kill_without_gcs(self._kill_raylet),
             "worker": lambda: self._kill_worker("worker", IN_LEASES),
             "dispatcher": lambda: self._kill_worker("dispatcher", DISPATCHER),
             "raylet": self._kill_raylet,
@@ -76,19 +77,26 @@ class Monkey:
         """The acts in order: as many kills of the broker and the GCS as were asked for, and others between."""
         kills, restarts = self.wanted["broker"], self.wanted["gcs"]
         both = min(restarts // 4, kills)
-        away = restarts // 4
-        recovering = (kills - both) // 8
-        acts = ["broker"] * (kills - both - 2 * recovering) + ["broker, while it recovers"] * recovering
-        acts += ["gcs"] * (restarts - both - away) + ["gcs and broker"] * both + ["driver, without gcs"] * away
-        total = kills + restarts
-        acts += ["driver"] * (total // 8) + ["worker"] * (total // 5) + ["raylet"] * (total // 10)
-        acts += ["dispatcher"] * (total // 20)
+        twice = (kills - both) // 8
+        times = {
+            "broker": kills - both - 2 * twice,
+            "broker, while it recovers": twice,
+            "gcs": restarts - both - restarts // 5 - restarts // 10,
+            "gcs and broker": both,
+            "driver, without gcs": restarts // 5,
+            "raylet, without gcs": restarts // 10,
+            "driver": (kills + restarts) // 8,
+            "worker": (kills + restarts) // 5,
+            "raylet": (kills + restarts) // 10,
+            "dispatcher": (kills + restarts) // 20,
+        }
+        acts = [act for act, number in times.items() for _ in range(number)]
         self.random.shuffle(acts)
         return acts
 
     def storm(self, deadline: float, between: Callable[[], None]) -> None:
         """Does all of it, or as much as fits before the deadline. `between` is called after each act."""
-        for act in self.plan():
+        for act in self._acts():
             time.sleep(self.random.uniform(0.1, 2.0))
             if time.monotonic() > deadline or len(self.hung) >= HOPELESS:
                 return
@@ -97,7 +105,20 @@ class Monkey:
             except NoBroker as error:
                 self.hung.append(str(error))
                 return
+            self._add_raylets()
             between()
+
+    def _acts(self) -> Iterator[str]:
+        """The plan, and more of what has fallen short: a process may be gone a moment before it is killed."""
+        yield from self.plan()
+        for act, wanted in self.wanted.items():
+            while self.done[act] < wanted:
+                yield act
+
+    def _add_raylets(self) -> None:
+        if self.machines.missing:
+            time.sleep(self.random.uniform(0.0, 4.0))
+            self.machines.add_raylets()
 
     # --- acts ---------------------------------------------------------------------------------
 
@@ -126,10 +147,10 @@ class Monkey:
                 time.sleep(self.random.uniform(0.0, 1.0))
             self._gcs_away(lambda: None if before else self._kill(broker))
 
-    def _kill_driver_without_gcs(self) -> None:
+    def _kill_without_gcs(self, kill: Callable[[], None]) -> None:
         """Nobody in the cluster is told of its end when it happens."""
         with self._measured("gcs"):
-            self._gcs_away(self._kill_driver)
+            self._gcs_away(kill)
 
     def _gcs_away(self, meanwhile: Callable[[], None]) -> None:
         self.machines.kill_gcs()
@@ -152,10 +173,9 @@ class Monkey:
             time.sleep(0.05)
 
     def _kill_raylet(self) -> None:
+        """Another takes its place after a while, before the next act."""
         self.machines.kill_raylet(self.random)
         self.done["raylet"] += 1
-        time.sleep(self.random.uniform(0.0, 4.0))
-        self.machines.add_raylet()
 
     def _living_broker(self, other_than: psutil.Process | None = None) -> psutil.Process:
         deadline = time.monotonic() + ANSWER_SECONDS

@@ -192,7 +192,13 @@ class Run:
                 self.faults.append(fault)
 
     def _audit(self) -> None:
-        self.audits.append({view.id: Seen.of(view) for view in self.client.requests()})
+        self.audits.append(self._all())
+
+    def _all(self) -> Audit:
+        """What has not changed since the audit before is the same value, so that many audits take little room."""
+        before = self.audits[-1] if self.audits else {}
+        seen = (Seen.of(view) for view in self.client.requests())
+        return {one.id: before[one.id] if before.get(one.id) == one else one for one in seen}
 
     # --- anchors: held, and waiting, from the beginning to the end ------------------------------
 
@@ -270,7 +276,7 @@ class Run:
         groups = self._groups()
         rooms = state.available_resources_per_node()
         shown = {name.removeprefix("bundle_group_") for room in rooms.values() for name in room}
-        self.audits[-1] = {view.id: Seen.of(view) for view in self.client.requests()}
+        self.audits[-1] = self._all()
         return World(
             audits=self.audits,
             pools=self.client.pools(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 
 from raypool.core.status import Status
@@ -86,6 +87,11 @@ class World:
     gpus_of: dict[str, float] = field(default_factory=dict)
     ended_kept: int = 10_000
 
+    @cached_property
+    def forgets(self) -> bool:
+        """Whether the broker has ended more than it keeps."""
+        return sum(one.status.terminal for one in self.audits[-1].values()) >= self.ended_kept
+
 
 @dataclass
 class Verdict:
@@ -123,7 +129,7 @@ def _lost(told: Told, world: World) -> list[str]:
     seen = next((audit[told.id] for audit in reversed(world.audits) if told.id in audit), None)
     if seen is None:
         return [f"{told.id} was acknowledged as {_last(told)}, and no audit has found it"]
-    if told.id not in world.audits[-1] and not _may_be_forgotten(seen, world):
+    if told.id not in world.audits[-1] and not (seen.status.terminal and world.forgets):
         return [f"{told.id} was {seen.status.value} in an earlier audit, and is not known any more"]
     if told.unknown:
         return [f"{told.id} was acknowledged, and then there was no such request: {told.unknown[0]['message']}"]
@@ -132,12 +138,6 @@ def _lost(told: Told, world: World) -> list[str]:
 
 def _last(told: Told) -> str:
     return str(max(told.answers, key=lambda entry: entry["at"])["status"])
-
-
-def _may_be_forgotten(seen: Seen, world: World) -> bool:
-    """An ended one, when a broker has ended more than it keeps."""
-    ended = sum(one.status.terminal for one in world.audits[-1].values())
-    return seen.status.terminal and ended >= world.ended_kept
 
 
 def _numbers(told: Told, seen: Seen) -> list[str]:
