@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,9 @@ SETTINGS = {
     "health_check_failure_threshold": "5",
     "DEDUP_LOGS_SKIP_REGEX": ".",  # what Ray prints of each process that dies is no news here
 }
+
+NURSE_SECONDS = 1.0
+"""How often it is looked whether the GCS has ended by itself: Ray has bugs of its own (docs/ray-facts.md)."""
 
 SHAKY = 2
 """Nodes that may be killed."""
@@ -69,9 +73,13 @@ class Machines:
         )
         self.lost: set[str] = set()  # the ids of nodes that were killed
         self.killed: dict[int, float] = {}  # when a worker was killed, alone or with its node, by pid
+        self.gcs_crashes = 0  # how often it has ended by itself
+        self._gcs = threading.Lock()
+        self._stopping = threading.Event()
         self._add("steady")
         self._shaky = [self._add("shaky") for _ in range(SHAKY)]
         self.cluster.wait_for_nodes()
+        threading.Thread(target=self._nurse, name="nurse of the GCS", daemon=True).start()
 
     @property
     def address(self) -> str:
@@ -83,6 +91,8 @@ class Machines:
         )
 
     def stop(self) -> None:
+        self._stopping.set()
+        self._gcs.acquire(timeout=30)
         self.cluster.shutdown()
 
     # --- processes ----------------------------------------------------------------------------
@@ -100,10 +110,23 @@ class Machines:
     # --- what is killed and comes back --------------------------------------------------------
 
     def kill_gcs(self) -> None:
-        self.cluster.head_node.kill_gcs_server()
+        self._gcs.acquire()  # until it is started: whoever looks after it must not think that it has crashed
+        self.cluster.head_node.kill_gcs_server(check_alive=False)
 
     def start_gcs(self) -> None:
         self.cluster.head_node.start_gcs_server()
+        self._gcs.release()
+
+    def _nurse(self) -> None:
+        """Starts the GCS again when it has ended by itself, as whoever runs a cluster with a durable GCS does."""
+        while not self._stopping.wait(NURSE_SECONDS):
+            with self._gcs:
+                servers = self.cluster.head_node.all_processes.get("gcs_server", ())
+                if all(server.process.poll() is None for server in servers) or self._stopping.is_set():
+                    continue
+                self.gcs_crashes += 1
+                self.cluster.head_node.kill_gcs_server(check_alive=False)
+                self.cluster.head_node.start_gcs_server()
 
     def kill_raylet(self, rng: random.Random) -> str:
         """Kills one of the two nodes with all its processes. Returns the node's id."""

@@ -112,7 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
         report(run, verdict)
     reached = run.monkey.done["broker"] >= chosen.kills and run.monkey.done["gcs"] >= chosen.gcs_restarts
     good = verdict.kept and reached
-    if good:
+    if good and not run.machines.gcs_crashes:
         shutil.rmtree(directory, ignore_errors=True)
     print(last_line(run, verdict), flush=True)
     return 0 if good else 1
@@ -333,7 +333,9 @@ def report(run: Run, verdict: Verdict) -> None:
     print("\nkilled")
     for what, times in sorted(run.monkey.done.items()):
         print(f"  {what:<12}{times:>6}")
-    print(f"  {'drivers born':<12}{len(run.drivers.ended):>6}")
+    if run.machines.gcs_crashes:
+        print(f"  the GCS ended by itself {run.machines.gcs_crashes} times: a fault of Ray's, see its logs")
+    print(f"\n{len(run.drivers.ended)} drivers were born")
     ends = Counter(one.status.value for one in run.world.audits[-1].values())
     print("\nrequests at the end, by the broker's word")
     for status, times in sorted(ends.items()):
@@ -358,7 +360,7 @@ def report(run: Run, verdict: Verdict) -> None:
             print(f"\n{kind}: {len(faults)}")
             for fault in faults[:MOST_FAULTS]:
                 print(f"  {fault}")
-    if not verdict.kept:
+    if not verdict.kept or run.machines.gcs_crashes:
         print(f"\nall of it is in {run.directory}")
     print()
 
