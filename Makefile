@@ -1,5 +1,8 @@
 # make check   lint, types, pure tests: under 20 s once the venv is there
 # make test    everything, with real Ray clusters
+# make chaos   brokers, drivers, nodes and the GCS are killed while work runs; then nothing may be lost, doubled or
+#              leaked, and nobody may hang. SEED=2 KILLS=20 GCS_RESTARTS=2 make chaos: another run, a shorter one
+# make soak    the memory of the broker and its store over 10,000 turns
 # make demo    the whole of it on this machine: two teams, one preemption
 # make bench   what a decision costs
 PYTHON ?= python3
@@ -7,7 +10,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: check lint types pure test ray demo bench clean
+.PHONY: check lint types pure test ray chaos crashes soak demo bench clean
 
 check: lint types pure
 
@@ -22,12 +25,22 @@ pure: $(STAMP)
 	$(BIN)/python -m pytest -q -n auto -m "not ray" --ignore tests/ray
 
 ray: $(STAMP)
-	$(BIN)/python -m pytest -q -m ray
+	$(BIN)/python -m pytest -q -m "ray and not chaos"
 
 # The pure tests play more random histories here than in `make check`.
 test: $(STAMP)
 	RAYPOOL_HISTORIES=120 $(BIN)/python -m pytest -q -n auto -m "not ray" --ignore tests/ray
-	$(BIN)/python -m pytest -q -m ray
+	$(BIN)/python -m pytest -q -m "ray and not chaos"
+
+chaos: soak crashes
+	$(BIN)/python -m tests.chaos.real
+
+# At every point of eight stories the process dies, before and after each effect: thousands, in virtual time.
+crashes: $(STAMP)
+	RAYPOOL_CRASHES=all $(BIN)/python -m pytest -q -n auto --timeout 3000 tests/chaos/test_crash_points.py
+
+soak: $(STAMP)
+	$(BIN)/python -m tests.chaos.soak
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
