@@ -13,7 +13,7 @@ from raypool.core.queue import Queue
 from raypool.core.reasons import Ineligible, Reason
 from raypool.core.request import Need, Request
 from raypool.core.walk import Figures, Outcome, rank, walk
-from raypool.spec import Demand, PolicySpec, PoolSpec
+from raypool.spec import GPU, MCPU, MEMORY_MB, Demand, PolicySpec, PoolSpec
 
 Owner = tuple[str, str]
 
@@ -62,6 +62,12 @@ class Pool:
     def need(self, request: Request) -> Need:
         """The request's demand in this pool's keys."""
         return self.ledger.need(request.demand)
+
+    def in_ray(self, need: Need) -> Need:
+        """What of it stands for resources of Ray's. The rest (licences, `step_run`) the broker counts alone
+        and can give back alone."""
+        keys = self.ledger.keys
+        return tuple((at, n) for at, n in need if keys[at] in (GPU, MCPU, MEMORY_MB, *self.spec.ray_resources))
 
     # --- the queue ----------------------------------------------------------------------------
 

@@ -27,13 +27,14 @@ class Allocation:
 
     serial: order of grant over all pools. opportunistic: backfilled past a blocked one.
     placed: its placement group is ready. leaving: asked to go, or ended and not yet confirmed gone.
-    gone: confirmed gone, nothing is charged any more. lingering: given up, but Ray may still make its
-    group. search: what its placement still looks for.
+    gone: confirmed gone, nothing is charged any more. phantom: charged to nobody, and not free: Ray has
+    not given its room back in time, or may still make its group. search: what its placement still looks
+    for. repair_until: a node of its group died, and Ray has until then to repair it.
     """
 
     __slots__ = (
-        "account", "attempt", "gone", "group_id", "leaving", "lingering", "need", "nodes", "opportunistic", "placed",
-        "pool", "preemptible", "request", "search", "serial",
+        "account", "attempt", "gone", "group_id", "leaving", "need", "nodes", "opportunistic", "phantom", "placed",
+        "pool", "preemptible", "repair_until", "request", "search", "serial",
     )  # fmt: skip
 
     def __init__(self, request: Request, pool: Pool | None, serial: int, opportunistic: bool) -> None:
@@ -48,14 +49,21 @@ class Allocation:
         self.placed = False
         self.leaving = False
         self.gone = False
-        self.lingering = False
+        self.phantom = False
+        self.repair_until: float | None = None
         self.search = ""
         self.group_id = ""
         self.nodes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         where = self.pool.name if self.pool else "no pool"
-        return f"<allocation {self.request.id}#{self.attempt} in {where}{' leaving' if self.leaving else ''}>"
+        how = " phantom" if self.phantom else " leaving" if self.leaving else ""
+        return f"<allocation {self.request.id}#{self.attempt} in {where}{how}>"
+
+    @property
+    def in_the_way(self) -> bool:
+        """Its group may still be there though its request has let go of it: nothing may take its name."""
+        return self.leaving or self.phantom
 
 
 class Request:
@@ -65,13 +73,14 @@ class Request:
     queued: the pools in whose queue it stands. held_out: the pools where it is eligible but stands
     aside for now, each with the reason; it holds up nobody there.
     accepted: it was not rejected when it was submitted; nodes that leave later only make it wait.
-    allocation: its present grant, or its last.
+    allocation: its present grant, or its last. taken_up: it ended with a lost node, and another request
+    has its number and its place in line.
     """
 
     __slots__ = (
         "accepted", "allocation", "back_offs", "deadline", "demand", "ended_at", "granted_at", "grants",
         "held_out", "id", "job", "mark", "number", "placement_failures", "preempted_by", "preemptible",
-        "queued", "reason", "spec", "status", "submitted_at",
+        "queued", "reason", "spec", "status", "submitted_at", "taken_up",
     )  # fmt: skip
 
     def __init__(self, spec: RequestSpec, number: int, now: float, job: str | None = None) -> None:
@@ -88,6 +97,7 @@ class Request:
         self.mark: Pool | None = None
         self.allocation: Allocation | None = None
         self.accepted = False
+        self.taken_up = False
         self.grants = 0
         self.placement_failures = 0
         self.back_offs: dict[str, PlacementBackOff] = {}
@@ -110,7 +120,9 @@ class Request:
     def current(self) -> Allocation | None:
         """The grant that it holds now: charged and not given up."""
         allocation = self.allocation
-        if allocation is None or allocation.gone or (allocation.leaving and self.status is Status.PENDING):
+        if allocation is None or allocation.gone or allocation.phantom:
+            return None
+        if allocation.leaving and self.status is Status.PENDING:
             return None
         return allocation if self.status is Status.PENDING or (self.status and self.status.running) else None
 

@@ -27,6 +27,7 @@ from raypool.core.instructions import (
 )
 from raypool.core.request import Request
 from raypool.errors import Refused, SpecError
+from raypool.server.audit import Audit
 from raypool.server.cluster import RayCluster
 from raypool.server.placement import GROUP_PREFIX, Placement, Placements, answered
 from raypool.server.views import view_broker, view_pool, view_request, view_requests
@@ -57,6 +58,7 @@ class PoolBroker:
         self._events: deque[ev.Event] = deque()
         self._feeding = False
         self._placements = Placements(cluster, self._feed, self._now)
+        self._audit = Audit(cluster, self._placements)
         self._versions: dict[str, int] = {}
         self._watchers: dict[str, list[asyncio.Future[None]]] = {}
         self._owned: dict[str, str] = {}  # request id -> the job that it ends with
@@ -79,6 +81,7 @@ class PoolBroker:
             self._feed(ev.ConfigRestored(BrokerConfig.load(json.loads(saved))))
         await answered(self._placements.read_nodes, "reading the nodes")
         self._spawn(self._placements.run())
+        self._spawn(self._audit.run())
         self._spawn(self._watch_owners())
 
     # --- pools and policies -------------------------------------------------------------------
@@ -216,8 +219,9 @@ class PoolBroker:
 
     async def overview(self) -> dict[str, Any]:
         """The broker as a whole."""
-        view = view_broker(self.broker, self._warnings(), self._started_at, __version__)
-        return view.as_dict()
+        specs = [pool.spec for _, pool in sorted(self.broker.pools.items())]
+        warnings = [*self._warnings(), *self._audit.warnings(specs)]
+        return view_broker(self.broker, warnings, self._started_at, __version__, self._audit.outside(specs)).as_dict()
 
     async def request_of_group(self, group_id: str) -> dict[str, Any] | None:
         """The request that a placement group was made for; None if it is none of ours."""
@@ -225,13 +229,13 @@ class PoolBroker:
         return None if request is None else view_request(self.broker, request).as_dict()
 
     async def end_all(self, reason: str) -> None:
-        """Cancels everything, takes nothing new, and returns when every placement group is gone. For
-        `raypool stop`."""
+        """Cancels everything, takes nothing new, and returns when every placement group is gone, but for those
+        that Ray does not create or remove. For `raypool stop`."""
         self._stopping = True
         for request in list(self.broker.requests.values()):
             if request.status is not None and not request.status.terminal:
                 self._feed_now(ev.Cancelled(request.id, reason))
-        while not self._placements.idle or await self.cluster.keys(GROUP_PREFIX):
+        while not self._placements.idle or len(await self.cluster.keys(GROUP_PREFIX)) > len(self._placements.stuck):
             await asyncio.sleep(0.02)
         await self.cluster.erase(_CONFIG_KEY)
 
