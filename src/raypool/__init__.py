@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from raypool.errors import (
         BrokerUnavailable,
         LeaseEnded,
+        NodeLost,
         Preempted,
         RaypoolError,
         Refused,
@@ -38,6 +39,7 @@ _HOME = {
     "raypool.errors": (
         "BrokerUnavailable",
         "LeaseEnded",
+        "NodeLost",
         "Preempted",
         "RaypoolError",
         "Refused",
@@ -65,7 +67,7 @@ __all__ = [
     # policies tested like code
     "simulate", "SimulationReport",
     # errors
-    "RaypoolError", "SpecError", "Refused", "RequestRejected", "RequestCancelled", "WaitTimeout",
+    "RaypoolError", "SpecError", "Refused", "RequestRejected", "RequestCancelled", "NodeLost", "WaitTimeout",
     "Preempted", "LeaseEnded", "BrokerUnavailable",
     "__version__",
 ]  # fmt: skip
