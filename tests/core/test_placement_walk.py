@@ -118,7 +118,10 @@ class Walk:
 
     def charged(self):
         return {
-            (one.request.id, one.attempt) for pool in self.broker.pools.values() for one in pool.ledger.allocations()
+            (one.request.id, one.attempt)
+            for pool in self.broker.pools.values()
+            for one in pool.ledger.allocations()
+            if not one.confirmed  # kept for a moment for who takes it up
         }
 
     def phantom(self):
@@ -207,6 +210,8 @@ class Walk:
         for grant in list(self.ray.doomed):
             self.feed(ev.PlacementRemoved(*grant))
             self.ray.doomed.pop(grant)
+        self.now += 10
+        self.feed(ev.TimePassed())
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -54,6 +54,10 @@ from raypool.spec import BrokerConfig, PolicySpec, PoolSpec, RequestSpec
 ENDED_KEPT = 10_000
 """How many ended requests are remembered; the oldest ended one is forgotten first."""
 
+TAKE_UP_SECONDS = 2.0
+"""How long the room of a request that lost a node is kept for who takes it up: he needs a moment to ask, and
+without it somebody behind him would have the room by then."""
+
 BACK_OFF_SECONDS = 1.0
 BACK_OFF_MOST_SECONDS = 60.0
 """After the n-th failed placement a request stands aside in that pool for 2**(n-1) s, at most this."""
@@ -169,6 +173,7 @@ class Broker:
             and not lost.taken_up
         ):
             lost.taken_up = True
+            self._keep_no_longer(lost)
             return lost.number
         self._number += 1
         return self._number
@@ -460,7 +465,7 @@ class Broker:
         """The allocation that Ray speaks of; None if it is unknown, or already gone."""
         request = self.requests.get(request_id)
         allocation = request.allocation if request else None
-        if allocation is None or allocation.attempt != attempt or allocation.gone:
+        if allocation is None or allocation.attempt != attempt or allocation.gone or allocation.confirmed:
             return None
         return allocation
 
@@ -517,6 +522,9 @@ class Broker:
             return
         if not allocation.in_the_way:
             return
+        if allocation.kept_until is not None and allocation.leaving:
+            allocation.confirmed = True
+            return
         if allocation.request.status is Status.PREEMPTING:
             # Gone before its grace was over: somebody outside removed the group.
             self._end(allocation.request, Status.PREEMPTED, allocation.request.reason)
@@ -572,7 +580,7 @@ class Broker:
     def _node_lost(self, allocation: Allocation, node: str) -> None:
         request = allocation.request
         if request.spec.on_node_loss != "wait" or request.status is Status.PREEMPTING:
-            self._end_for(request, NodeLost(node))
+            self._end_with_its_node(allocation, NodeLost(node))
         elif allocation.repair_until is None:
             allocation.repair_until = self.now + request.spec.repair_seconds
             self._push_deadline(allocation.repair_until, request, "repair")
@@ -583,7 +591,25 @@ class Broker:
         allocation.repair_until = None
         node = self._lost_node(allocation)
         if node is not None:
-            self._end_for(request, NodeLost(node, request.spec.repair_seconds))
+            self._end_with_its_node(allocation, NodeLost(node, request.spec.repair_seconds))
+
+    def _end_with_its_node(self, allocation: Allocation, reason: NodeLost) -> None:
+        """Its room is kept for a moment, for the request that takes it up: the place in line alone would
+        come too late."""
+        request = allocation.request
+        may_be_taken_up = request.status is Status.ALLOCATED and request.spec.on_node_loss != "fail"
+        if may_be_taken_up and allocation.pool is not None and self.world.confirms_removal:
+            allocation.kept_until = self.now + TAKE_UP_SECONDS
+            self._push_deadline(allocation.kept_until, request, "take-up")
+        self._end_for(request, reason)
+
+    def _keep_no_longer(self, lost: Request) -> None:
+        """It was taken up, or nobody came in time."""
+        allocation = lost.allocation
+        assert allocation is not None, lost
+        allocation.kept_until = None
+        if allocation.confirmed and allocation.leaving:
+            self._gone(allocation)
 
     def _hold_out(self, request: Request, pool: Pool, reason: Reason) -> None:
         """It stands aside in that pool, without a mark there, and holds up nobody."""
@@ -627,6 +653,8 @@ class Broker:
             return False
         if kind == "grace":
             return request.status is Status.PREEMPTING and request.deadline == when
+        if kind == "take-up":
+            return request.allocation is not None and request.allocation.kept_until == when
         if kind == "repair":
             allocation = request.current
             return request.status is Status.ALLOCATED and allocation is not None and allocation.repair_until == when
@@ -641,6 +669,8 @@ class Broker:
                 self._end(request, Status.PREEMPTED, request.reason)
             elif kind == "repair":
                 self._repair_is_over(request)
+            elif kind == "take-up":
+                self._keep_no_longer(request)
             else:
                 self._rejoin(request, PlacementBackOff)
             self._cycle.run()

@@ -29,12 +29,13 @@ class Allocation:
     placed: its placement group is ready. leaving: asked to go, or ended and not yet confirmed gone.
     gone: confirmed gone, nothing is charged any more. phantom: charged to nobody, and not free: Ray has
     not given its room back in time, or may still make its group. search: what its placement still looks
-    for. repair_until: a node of its group died, and Ray has until then to repair it.
+    for. repair_until: a node of its group died, and Ray has until then to repair it. kept_until: its request
+    ended with a node, and its charge stays for who takes it up, until then; confirmed: it is gone already.
     """
 
     __slots__ = (
-        "account", "attempt", "gone", "group_id", "leaving", "need", "nodes", "opportunistic", "phantom", "placed",
-        "pool", "preemptible", "repair_until", "request", "search", "serial",
+        "account", "attempt", "confirmed", "gone", "group_id", "kept_until", "leaving", "need", "nodes",
+        "opportunistic", "phantom", "placed", "pool", "preemptible", "repair_until", "request", "search", "serial",
     )  # fmt: skip
 
     def __init__(self, request: Request, pool: Pool | None, serial: int, opportunistic: bool) -> None:
@@ -51,6 +52,8 @@ class Allocation:
         self.gone = False
         self.phantom = False
         self.repair_until: float | None = None
+        self.kept_until: float | None = None
+        self.confirmed = False
         self.search = ""
         self.group_id = ""
         self.nodes: tuple[str, ...] = ()
