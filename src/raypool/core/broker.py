@@ -54,7 +54,7 @@ from raypool.spec import BrokerConfig, PolicySpec, PoolSpec, RequestSpec
 ENDED_KEPT = 10_000
 """How many ended requests are remembered; the oldest ended one is forgotten first."""
 
-TAKE_UP_SECONDS = 2.0
+TAKE_UP_SECONDS = 5.0
 """How long the room of a request that lost a node is kept for who takes it up: he needs a moment to ask, and
 without it somebody behind him would have the room by then."""
 
