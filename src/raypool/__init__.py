@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         BrokerFault,
         BrokerUnavailable,
         LeaseEnded,
+        NodeLost,
         Preempted,
         RaypoolError,
         Refused,
@@ -42,6 +43,7 @@ _HOME = {
         "BrokerFault",
         "BrokerUnavailable",
         "LeaseEnded",
+        "NodeLost",
         "Preempted",
         "RaypoolError",
         "Refused",
@@ -69,7 +71,7 @@ __all__ = [
     # policies tested like code
     "simulate", "SimulationReport",
     # errors
-    "RaypoolError", "SpecError", "Refused", "RequestRejected", "RequestCancelled", "WaitTimeout",
+    "RaypoolError", "SpecError", "Refused", "RequestRejected", "RequestCancelled", "NodeLost", "WaitTimeout",
     "Preempted", "LeaseEnded", "BrokerUnavailable", "BrokerDegraded", "BrokerFault",
     "__version__",
 ]  # fmt: skip

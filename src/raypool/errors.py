@@ -5,6 +5,7 @@
     ├── Refused             a call that the rules do not allow now: pool in use, id taken, ...
     ├── RequestRejected     no pool can ever run this request as things are configured
     ├── RequestCancelled    the request was cancelled: by its owner, an operator, or its job's end
+    │   └── NodeLost        a node under its placement group died
     ├── WaitTimeout         not granted within wait_timeout_seconds (also a TimeoutError)
     ├── Preempted           the work had to leave for somebody else; says for whom and by which rule
     ├── LeaseEnded          the lease was already given back when it was used
@@ -68,6 +69,13 @@ class RequestRejected(RequestError):
 
 class RequestCancelled(RequestError):
     """The request was cancelled; the message says by whom and why."""
+
+
+class NodeLost(RequestCancelled):
+    """A node under the request's placement group died; the group was removed whole. The message has the node.
+
+    What is asked anew with `retry_of=error.request_id` has its place in line.
+    """
 
 
 class WaitTimeout(RequestError, TimeoutError):

@@ -323,6 +323,12 @@ class RequestSpec(Spec):
     pool. `grace_seconds` may shorten the pool's grace, never lengthen it. `lifetime="detached"`: the
     request outlives its job, until it is released. `retry_of`: the id of the request that this one
     takes up again.
+
+    on_node_loss: what becomes of it when a node under its placement group dies. "requeue": it ends,
+        its group is removed whole, and who takes it up again (`retry_of`) has its place in line; the
+        library does so for what it owns. "fail": it ends, and nobody takes its place. "wait": Ray may
+        repair the group within `repair_seconds`; then as with "requeue".
+    repair_seconds: how long, >= 0; only with on_node_loss="wait".
     """
 
     id: Name = Field(default_factory=new_request_id)
@@ -336,8 +342,19 @@ class RequestSpec(Spec):
     strategy: Strategy = "PACK"
     grace_seconds: Seconds | None = None
     lifetime: Literal["detached"] | None = None
+    on_node_loss: Literal["requeue", "fail", "wait"] = "requeue"
+    repair_seconds: Seconds = 60.0
     retry_of: Name | None = None
     description: str = Field(default="", max_length=4096)
+
+    @model_validator(mode="after")
+    def _repairs_only_if_it_waits(self) -> RequestSpec:
+        if "repair_seconds" in self.model_fields_set and self.on_node_loss != "wait":
+            raise ValueError(
+                f"repair_seconds: only with on_node_loss='wait', and on_node_loss is {self.on_node_loss!r}: nothing "
+                "waits for a repair then"
+            )
+        return self
 
     @model_validator(mode="after")
     def _resources_or_bundles(self) -> RequestSpec:

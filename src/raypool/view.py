@@ -41,6 +41,8 @@ class RequestView(View):
     group_id, nodes: its placement group, and the node id of each bundle.
     job, holder, actor: with whose end it ends, unless it is detached: its Ray job, the process that asked,
     and the actor it belongs to, which then stands for that process.
+    on_node_loss: what becomes of it when one of these dies. repair_until: one has died, and Ray has until
+    then to repair the group.
     """
 
     id: str
@@ -78,6 +80,8 @@ class RequestView(View):
     lifetime: str | None = None
     retry_of: str | None = None
     description: str = ""
+    on_node_loss: str = "requeue"
+    repair_until: float | None = None
 
     @property
     def ended(self) -> bool:
@@ -107,7 +111,10 @@ class PolicyView(View):
 
 @dataclass(frozen=True)
 class PoolView(View):
-    """A pool and its figures: used + free == capacity, for every key; leaving is a part of used."""
+    """A pool and its figures: used + phantom + free == capacity, for every key; leaving is a part of used.
+
+    phantom: room that Ray does not give back, or may still take; no policy is charged for it.
+    """
 
     name: str
     description: str
@@ -125,6 +132,7 @@ class PoolView(View):
     node_labels: dict[str, str]
     ray_resources: dict[str, str]
     policies: list[PolicyView] = field(default_factory=list)
+    phantom: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         return {**vars(self), "policies": [policy.as_dict() for policy in self.policies]}
@@ -140,6 +148,8 @@ class BrokerView(View):
     """The broker as a whole: how many requests there are by status, and what it wants somebody to see.
 
     degraded: why it only answers questions; "" while it is well. journal: where it keeps what it knows.
+    outside: what work outside of the broker uses of the nodes that pools count on, as a list of
+    {"node": id, "resource": Ray's name, "amount": so much, "pools": their names}.
     """
 
     pools: list[PoolView]
@@ -151,6 +161,7 @@ class BrokerView(View):
     version: str = ""
     degraded: str = ""
     journal: str = ""
+    outside: list[dict[str, Any]] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         return {**vars(self), "pools": [pool.as_dict() for pool in self.pools]}

@@ -79,6 +79,16 @@ def test_status_shows_pools_requests_and_uptime(busy: Cli) -> None:
     assert re.search(r"^gpus +gpu +8 +6 +2 +4 +0 +1 +1$", shown, re.M)
 
 
+def test_what_ray_does_not_give_back_has_a_column_where_there_is_any(busy: Cli) -> None:
+    assert "PHANTOM" not in busy("status").stdout + busy("pool", "list").stdout
+    assert busy.client is not None
+    ledger = busy.client.broker.pools["gpus"].ledger
+    ledger.phantom[0], ledger.free[0] = 2, 0
+    assert re.search(r"^gpus +gpu +8 +6 +2 +0 +4 +0 +1 +1$", busy("status").stdout, re.M)
+    assert re.search(r"^gpus +8 gpu +0 gpu +2 gpu +4 gpu", busy("pool", "list").stdout, re.M)
+    assert busy.json("pool", "list", "-o", "json")[0]["phantom"] == {"gpu": 2}
+
+
 def test_status_as_data_has_the_uptime(busy: Cli) -> None:
     found = busy.json("status", "-o", "json")
     assert found["requests"] == {"allocated": 1, "pending": 1, "cancelled": 1}

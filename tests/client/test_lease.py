@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from typing import Any
 
@@ -11,11 +12,11 @@ import pytest
 import ray.exceptions
 
 from raypool.client import lease as leases
-from raypool.client import presence
+from raypool.client import nodes, presence
 from raypool.client.current import CurrentLease
 from raypool.client.lease import Lease, group_handle
 from raypool.client.watch import Watch
-from raypool.errors import BrokerUnavailable, LeaseEnded, Preempted, Refused, RequestCancelled, SpecError
+from raypool.errors import BrokerUnavailable, LeaseEnded, NodeLost, Preempted, Refused, RequestCancelled, SpecError
 from raypool.spec import RequestSpec, ResourceSettings
 
 from .fake_line import FakeLine, preempting, task_error, view, watched
@@ -32,6 +33,8 @@ def line(monkeypatch: pytest.MonkeyPatch) -> FakeLine:
     monkeypatch.setattr(leases, "job_id", lambda: "01")
     monkeypatch.setattr(presence, "_present", None)
     monkeypatch.setattr(presence, "session", lambda: ("cluster", "01"))
+    monkeypatch.setattr(leases, "any_is_silent", lambda nodes: False)
+    monkeypatch.setattr(leases, "ASK_AGAIN_SECONDS", 0.01)
     return made
 
 
@@ -149,6 +152,75 @@ def test_a_block_that_failed_in_ray_because_it_was_cancelled_says_so(line: FakeL
         run_block(lease, ray.exceptions.ActorDiedError(), kind)
     assert isinstance(caught.value.__cause__, ray.exceptions.ActorDiedError)
     assert isinstance(lease.ending, RequestCancelled), "the lease knows, though its watch has not heard yet"
+
+
+# --- a node died, and Ray does not know yet ---------------------------------------------------
+
+LOST = "node n1 lost: its placement group is removed whole"
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node of the lease does not answer."""
+    monkeypatch.setattr(leases, "any_is_silent", lambda nodes: list(nodes) == ["n1"])
+
+
+@KINDS
+def test_a_block_whose_node_died_waits_until_the_broker_has_heard_and_says_so(
+    line: FakeLine, silent: None, kind: str
+) -> None:
+    line.answers["describe"] = [
+        view().as_dict(), view().as_dict(), view(status="cancelled", rule="node-lost", reason=LOST).as_dict(),
+    ]  # fmt: skip
+    with pytest.raises(NodeLost, match="'r1' was cancelled: node n1 lost") as caught:
+        run_block(a_lease(), ray.exceptions.WorkerCrashedError(), kind)
+    assert (caught.value.request_id, releases(line)) == ("r1", 0)
+    assert isinstance(caught.value.__cause__, ray.exceptions.WorkerCrashedError)
+
+
+@KINDS
+def test_it_does_not_wait_for_ever(line: FakeLine, silent: None, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "NODE_DEATH_SECONDS", 0.2)
+    with pytest.raises(ray.exceptions.WorkerCrashedError):
+        run_block(a_lease(), ray.exceptions.WorkerCrashedError(), kind)
+    assert releases(line) == 1
+
+
+@KINDS
+@pytest.mark.parametrize("now", [{"repair_until": 99.0}, {"nodes": ["n2"]}], ids=["under repair", "repaired"])
+def test_a_block_under_repair_fails_as_it_did(line: FakeLine, silent: None, kind: str, now: dict[str, Any]) -> None:
+    line.answers["describe"] = [view().as_dict(), view(**now).as_dict()]
+    lease = a_lease()
+    with pytest.raises(ray.exceptions.WorkerCrashedError):
+        run_block(lease, ray.exceptions.WorkerCrashedError(), kind)
+    assert lease.lost_some_of(["n1"])
+    assert lease.under_repair == ("repair_until" in now)
+
+
+@pytest.mark.parametrize(
+    ("rows", "silent"),
+    [
+        ([("n1", True, "open")], False),
+        ([("n1", True, "closed")], True),
+        ([("n1", False, "open")], True),
+        ([("n2", True, "open")], True),
+    ],
+    ids=["it answers", "nobody answers", "Ray says it is dead", "Ray does not know it"],
+)
+def test_a_node_is_silent_when_its_raylet_takes_no_connection(
+    rows: list[tuple[str, bool, str]], silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as listening, socket.socket() as bound:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        bound.bind(("127.0.0.1", 0))
+        ports = {"open": listening.getsockname()[1], "closed": bound.getsockname()[1]}
+        told = [
+            {"NodeID": id, "Alive": alive, "NodeManagerAddress": "127.0.0.1", "NodeManagerPort": ports[how]}
+            for id, alive, how in rows
+        ]
+        monkeypatch.setattr(nodes.ray, "nodes", lambda: told)
+        assert nodes.any_is_silent(["n1", "n1"]) is silent
 
 
 # --- options ----------------------------------------------------------------------------------

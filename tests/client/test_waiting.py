@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from raypool.client.waiting import acquire
-from raypool.errors import Refused, RequestRejected, WaitTimeout
+from raypool.errors import NodeLost, Refused, RequestRejected, WaitTimeout
 from raypool.spec import RequestSpec
 
 from .fake_line import FakeLine, view
@@ -35,6 +35,26 @@ def test_it_is_asked_anew_by_a_broker_that_forgot_it_and_as_a_retry_after_it_los
     ids = [call[1]["id"] for call in line.calls if call[0] == "submit"]
     assert ids[:2] == ["r1", "r1"] and ids[2] == spec.id != "r1"
     assert (spec.retry_of, granted.status, version) == ("r1", "allocated", 3)
+
+
+def test_one_that_lost_its_node_before_anybody_could_use_it_is_asked_anew_in_the_very_place_of_that_one() -> None:
+    line = FakeLine()
+    line.answers["watch"] = [
+        told("preempted", reason="had to leave"), told("cancelled", rule="node-lost", reason="node n1 lost"),
+        told("allocated"),
+    ]  # fmt: skip
+    spec, _, _ = ask(line)
+    submitted = [call[1] for call in line.calls if call[0] == "submit"]
+    assert [one.get("retry_of") for one in submitted] == [None, "r1", submitted[1]["id"]]
+    assert spec.id == submitted[2]["id"]
+
+
+def test_one_that_shall_not_be_asked_anew_says_that_it_lost_its_node() -> None:
+    line = FakeLine()
+    line.answers["watch"] = told("cancelled", rule="node-lost", reason="node n1 lost")
+    spec = RequestSpec(id="r1", component="red", on_node_loss="fail")
+    with pytest.raises(NodeLost, match="node n1 lost"):
+        acquire(line, spec, "01", None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

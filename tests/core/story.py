@@ -50,14 +50,20 @@ class Story:
         spec = RequestSpec.load({"id": id, "component": component, "resources": resources, **fields})
         return self.feed(ev.Submitted(spec, job))
 
-    def ready(self, id, attempt=None):
-        return self.feed(ev.PlacementReady(id, self._attempt(id, attempt), f"group-of-{id}", ("n1",)))
+    def ready(self, id, attempt=None, nodes=("n1",)):
+        return self.feed(ev.PlacementReady(id, self._attempt(id, attempt), f"group-of-{id}", tuple(nodes)))
 
-    def failed(self, id, attempt=None, why="no node"):
-        return self.feed(ev.PlacementFailed(id, self._attempt(id, attempt), why))
+    def failed(self, id, attempt=None, why="no node", pending=False):
+        return self.feed(ev.PlacementFailed(id, self._attempt(id, attempt), why, pending))
 
     def removed(self, id, attempt=None):
         return self.feed(ev.PlacementRemoved(id, self._attempt(id, attempt)))
+
+    def stuck(self, id, attempt=None):
+        return self.feed(ev.PlacementStuck(id, self._attempt(id, attempt)))
+
+    def lost(self, id, why="somebody removed it", attempt=None):
+        return self.feed(ev.PlacementLost(id, self._attempt(id, attempt), why))
 
     def waits(self, id, why):
         return self.feed(ev.PlacementWaits(id, self._attempt(id, None), why))
@@ -75,10 +81,10 @@ class Story:
         self.now += seconds
         return self.feed(ev.TimePassed())
 
-    def run(self, id, component="red", gpu=1, **fields):
-        """Submitted and placed at once."""
+    def run(self, id, component="red", gpu=1, on=("n1",), **fields):
+        """Submitted and placed at once, on those nodes."""
         self.submit(id, component, gpu, **fields)
-        self.ready(id)
+        self.ready(id, nodes=on)
 
     def _attempt(self, id, attempt):
         request = self.broker.requests.get(id)
@@ -105,6 +111,10 @@ class Story:
     def leaving(self, pool="p", key="gpu"):
         ledger = self.broker.pools[pool].ledger
         return ledger.leaving[ledger.index[key]]
+
+    def phantom(self, pool="p", key="gpu"):
+        ledger = self.broker.pools[pool].ledger
+        return ledger.phantom[ledger.index[key]]
 
     def created(self):
         """The grants of the last event: (request, attempt, pool)."""

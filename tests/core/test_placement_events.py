@@ -436,7 +436,7 @@ def test_a_node_that_leaves_makes_waiting_requests_infeasible_and_its_return_wak
     story.run("holder", gpu=8)
     story.submit("large", gpu=8)
     story.submit("small", gpu=1)
-    story.nodes(node("n2", 4))
+    story.nodes(node("n1", 4))
     assert story.rule("large") == "infeasible"
     assert story.rule("small") == "limit"
     story.release("holder")
@@ -455,7 +455,7 @@ def test_a_mark_ends_when_its_request_becomes_infeasible():
     story.submit("high", "high", gpu=8)
     story.submit("low", "low", gpu=4)
     assert story.rule("high") == "room-being-made"
-    story.nodes(node("n2", 4))
+    story.nodes(node("n1", 4))
     assert story.rule("high") == "infeasible"
     assert story.rule("low") == "room-being-made"
     story.removed("holder")

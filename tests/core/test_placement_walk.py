@@ -1,4 +1,5 @@
-"""A seeded walk: Ray answers late, twice, or not at all, and the laws hold after every event."""
+"""A seeded walk: Ray answers late, twice, or not at all, loses nodes and groups and keeps room, and the laws
+hold after every event."""
 
 import random
 
@@ -37,22 +38,44 @@ class LateRay:
 
     def answer(self, draw):
         """One true event, or one that is late or repeated; None if there is nothing to say."""
-        kind = draw.choice(["ready", "ready", "failed", "removed", "removed", "waits", "late"])
+        often = ["ready", "ready", "removed", "removed"]
+        kind = draw.choice([*often, "failed", "waits", "late", "stuck", "given up", "lost", "repaired"])
         if kind == "late":
             grant = draw.choice(self.past)
             return draw.choice(
-                [ev.PlacementReady(*grant), ev.PlacementFailed(*grant, "late"), ev.PlacementRemoved(*grant)]
+                [
+                    ev.PlacementReady(*grant),
+                    ev.PlacementFailed(*grant, "late"),
+                    ev.PlacementFailed(*grant, "late", group_pending=True),
+                    ev.PlacementRemoved(*grant),
+                    ev.PlacementStuck(*grant),
+                    ev.PlacementLost(*grant, "late"),
+                ]
             )
-        groups = {"removed": self.doomed}.get(kind, self.creating)
+        standing = {grant: None for grant in self.there if grant not in self.doomed}
+        groups = {"removed": self.doomed, "stuck": self.doomed, "lost": standing, "repaired": standing}
+        groups = groups.get(kind, self.creating)
         if not groups:
             return None
         grant = draw.choice(list(groups))
+        node = draw.choice(["n0", "n1"])
+        if kind == "stuck":
+            return ev.PlacementStuck(*grant)
+        if kind == "given up":
+            self.doomed[grant] = None
+            return ev.PlacementFailed(*grant, "Ray did not create it", group_pending=True)
+        if kind == "lost":
+            del self.there[grant]
+            self.past.append(grant)
+            return ev.PlacementLost(*grant, "somebody removed it")
+        if kind == "repaired":
+            return ev.PlacementReady(*grant, "group", (node,))
         if kind == "waits":
             return ev.PlacementWaits(*grant, "looks for nodes")
         if kind == "ready":
             del self.creating[grant]
             self.there[grant] = None
-            return ev.PlacementReady(*grant, "group", ("n1",))
+            return ev.PlacementReady(*grant, "group", (node,))
         self.creating.pop(grant, None)
         self.there.pop(grant, None)
         self.doomed.pop(grant, None)
@@ -82,6 +105,7 @@ class Walk:
         for one in done:
             self.look_at(one)
         assert self.charged() <= set(self.ray.creating) | set(self.ray.there) | set(self.ray.doomed)
+        assert self.phantom() <= set(self.ray.doomed)
 
     def look_at(self, instruction):
         if isinstance(instruction, ChangeStatus):
@@ -94,7 +118,17 @@ class Walk:
 
     def charged(self):
         return {
-            (one.request.id, one.attempt) for pool in self.broker.pools.values() for one in pool.ledger.allocations()
+            (one.request.id, one.attempt)
+            for pool in self.broker.pools.values()
+            for one in pool.ledger.allocations()
+            if not one.confirmed  # kept for a moment for who takes it up
+        }
+
+    def phantom(self):
+        return {
+            (one.request.id, one.attempt)
+            for pool in self.broker.pools.values()
+            for one in pool.ledger.phantoms.values()
         }
 
     # --- the steps ----------------------------------------------------------------------------
@@ -117,6 +151,8 @@ class Walk:
                 "pool": self.draw.choice([None, None, None, "p"]),
                 "grace_seconds": self.draw.choice([None, None, 0, 2]),
                 "strategy": self.draw.choice(["PACK", "STRICT_SPREAD"]),
+                "on_node_loss": self.draw.choice(["requeue", "fail", "wait"]),
+                "retry_of": self.draw.choice([None, *list(self.broker.requests)[-8:]]),
             }
         )
         self.feed(ev.Submitted(spec))
@@ -174,6 +210,8 @@ class Walk:
         for grant in list(self.ray.doomed):
             self.feed(ev.PlacementRemoved(*grant))
             self.ray.doomed.pop(grant)
+        self.now += 10
+        self.feed(ev.TimePassed())
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -191,7 +229,7 @@ def test_whatever_ray_answers_the_laws_hold_and_in_the_end_all_is_free(seed):
     assert {one.status for one in walk.broker.requests.values()} <= {one for one in Status if one.terminal}
     for pool in walk.broker.pools.values():
         assert pool.ledger.free == pool.ledger.capacity
-        assert not any(pool.ledger.leaving)
+        assert not any(pool.ledger.leaving) and not any(pool.ledger.phantom) and not pool.ledger.phantoms
         assert len(pool.queue) == 0
         assert not pool.marked
         for account in pool.ledger.accounts.values():

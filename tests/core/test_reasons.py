@@ -325,6 +325,40 @@ def test_who_let_it_go_is_said(how, words, sentence):
     assert (story.view("x").rule, story.view("x").reason) == ("told", sentence)
 
 
+def node_lost():
+    story = red_and_blue()
+    story.nodes(node("n1", 8))
+    story.run("x", "red", on=("n1",))
+    story.nodes(node("n2", 8))
+    return story, "node-lost", "node n1 lost: its placement group is removed whole"
+
+
+def node_lost_and_not_repaired():
+    story = red_and_blue()
+    story.nodes(node("n1", 8))
+    story.run("x", "red", on=("n1",), on_node_loss="wait", repair_seconds=2.5)
+    story.nodes(node("n2", 8))
+    story.pass_seconds(2.5)
+    sentence = "node n1 lost: Ray did not repair its placement group in 2.5 s, it is removed whole"
+    return story, "node-lost", sentence
+
+
+def group_lost():
+    story = red_and_blue()
+    story.run("x", "red")
+    story.lost("x", "somebody outside of the broker removed it")
+    return story, "group-lost", "its placement group is gone: somebody outside of the broker removed it"
+
+
+LOST = [node_lost, node_lost_and_not_repaired, group_lost]
+
+
+@pytest.mark.parametrize("state", LOST, ids=lambda state: state.__name__)
+def test_what_was_lost_says_how(state):
+    story, rule, sentence = state()
+    assert (story.status("x"), story.rule("x"), story.view("x").reason) == ("cancelled", rule, sentence)
+
+
 # --- all of them ------------------------------------------------------------------------------
 
 
@@ -333,7 +367,7 @@ def all_reasons():
 
 
 def test_every_reason_is_brought_about_by_a_test_here():
-    seen = {state()[1] for state in WAITING} | {row[2] for row in REJECTED} | {"evicted", "told", Reason.rule}
+    seen = {state()[1] for state in WAITING + LOST} | {row[2] for row in REJECTED} | {"evicted", "told", Reason.rule}
     assert {one.rule for one in all_reasons()} == seen
 
 

@@ -400,14 +400,20 @@ def test_a_failure_is_a_preemption_if_the_broker_says_so(failure: ray.exceptions
     class Held:
         """A lease whose end is known to the broker before anybody here has heard of it."""
 
+        nodes = ("n1",)
+        under_repair = False
+
         def __init__(self, ending: raypool.Preempted | None) -> None:
             self.ending = ending
 
         def on_end(self, callback: Any) -> None:
             pass
 
-        async def ending_now(self) -> raypool.Preempted | None:
+        async def why_it_failed(self) -> raypool.Preempted | None:
             return self.ending
+
+        def lost_some_of(self, nodes: Any) -> bool:
+            return False
 
     async def work() -> None:
         raise failure

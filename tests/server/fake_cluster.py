@@ -72,7 +72,7 @@ class FakeCluster:
     async def created(self, group_id):
         await self._answer()
         group = self.groups[group_id]
-        while group.state == "PENDING":
+        while group.state in ("PENDING", "RESCHEDULING"):
             group.changed.clear()
             await group.changed.wait()
         if group.state == "REMOVED":
@@ -82,8 +82,13 @@ class FakeCluster:
     async def remove_group(self, group_id):
         await self._answer()
         group = self.groups[group_id]
-        assert group.state == "CREATED", f"the bundles of {group.name} leak: it is {group.state}"
+        assert group.state in ("CREATED", "RESCHEDULING"), f"the bundles of {group.name} leak: it is {group.state}"
         self.vanish(group)
+
+    async def look(self, group_id):
+        await self._answer()
+        group = self.groups.get(group_id)
+        return (group.state, group.nodes) if group is not None else (None, ())
 
     async def group_state(self, group_id):
         await self._answer()
@@ -143,6 +148,21 @@ class FakeCluster:
                 if not isinstance(found, Misfit):
                     group.state, group.nodes = "CREATED", found
                     group.changed.set()
+            elif group.state == "RESCHEDULING":
+                self._repair(group)
+
+    def _repair(self, group):
+        """All that it lacks at once, or nothing."""
+        here = {one.id for one in self.live if one.has_labels(group.labels)}
+        if group.strategy == "STRICT_SPREAD":
+            here -= set(group.nodes)
+        rooms = {id: room for id, room in self.truth().items() if id in here}
+        lacking = [index for index, id in enumerate(group.nodes) if not id]
+        found = find_nodes([group.bundles[index] for index in lacking], group.strategy, rooms)
+        if not isinstance(found, Misfit):
+            moved = dict(zip(lacking, found, strict=True))
+            group.state, group.nodes = "CREATED", tuple(moved.get(i, id) for i, id in enumerate(group.nodes))
+            group.changed.set()
 
     def vanish(self, group):
         """It is removed, by whomever."""
@@ -150,11 +170,27 @@ class FakeCluster:
         group.changed.set()
         self._schedule()
 
+    def lose(self, id):
+        """The node dies. Its groups lose a part, and look for another node; the rest of them stays."""
+        self.live = [one for one in self.live if one.id != id]
+        for group in self.groups.values():
+            if group.state in ("CREATED", "RESCHEDULING") and id in group.nodes:
+                group.state, group.nodes = "RESCHEDULING", tuple("" if at == id else at for at in group.nodes)
+        self._schedule()
+
+    def gain(self, node):
+        self.live.append(node)
+        self._schedule()
+
+    def shown(self, group) -> bool:
+        """Whether the nodes still hold it."""
+        return group.state in ("CREATED", "RESCHEDULING")
+
     def truth(self):
         """What is free on each node now, and which groups are there."""
         rooms = {one.id: dict(one.resources) for one in self.live}
         for group in self.groups.values():
-            if group.state == "CREATED":
+            if self.shown(group):
                 for id, bundle in zip(group.nodes, group.bundles, strict=True):
                     if id in rooms:
                         rooms[id][f"bundle_group_{group.id}"] = 1000.0
@@ -187,6 +223,19 @@ class HeldBackCluster(FakeCluster):
 
     def let(self, part):
         self.may_be_created.append(self.named(part).name)
+        self._schedule()
+
+
+class LeakingCluster(FakeCluster):
+    """Removed groups are gone, and their room is not given back before the test says so."""
+
+    leaks = True
+
+    def shown(self, group):
+        return super().shown(group) or (self.leaks and group.state == "REMOVED")
+
+    def give_back(self):
+        self.leaks = False
         self._schedule()
 
 

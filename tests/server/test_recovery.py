@@ -158,7 +158,7 @@ def test_a_held_group_that_is_gone_ends_its_request():
             await world.begin_again()
             await world.until("a", "cancelled")
             await world.pass_seconds(1)
-            assert (await world.view("a"))["reason"] == "its placement group is gone"
+            assert (await world.view("a"))["rule"] == "group-lost"
             assert world.free() == 8
 
     run(story)

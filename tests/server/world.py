@@ -96,6 +96,12 @@ class World:
     def free(self, pool="p"):
         return self.actor.broker.pools[pool].ledger.free[0]
 
+    def phantom(self, pool="p"):
+        return self.actor.broker.pools[pool].ledger.phantom[0]
+
+    async def warnings(self):
+        return (await self.actor.overview())["warnings"]
+
     def crash(self):
         """The process is gone; the cluster is not."""
         self.process.dead = True

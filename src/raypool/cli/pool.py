@@ -127,12 +127,15 @@ def _changed(old: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
 @connection.address_option()
 def list_(form: str) -> None:
     """List pools and what is left in them."""
+    views = connection.connect().pools()
+    phantom = {"PHANTOM": lambda view: output.amounts(view.phantom)} if _any_phantom(views) else {}
     output.listing(
-        connection.connect().pools(),
+        views,
         {
             "NAME": lambda view: view.name,
             "CAPACITY": lambda view: output.amounts(view.capacity),
             "FREE": lambda view: _all_amounts(view.free),
+            **phantom,
             "BORROWED": lambda view: output.amounts(view.borrowed),
             "POLICIES": lambda view: len(view.policies),
             "QUEUED": lambda view: view.queued,
@@ -292,15 +295,17 @@ def _print_policies(views: list[PolicyView], form: str) -> None:
 
 
 def print_figures(views: list[PoolView]) -> None:
-    """A row for each key of each pool."""
+    """A row for each key of each pool. What is phantom has a column where there is any."""
+    phantom = _any_phantom(views)
     output.table(
-        ["POOL", "KEY", "CAPACITY", "USED", "FREE", "BORROWED", "LEAVING", "QUEUED", "ACTIVE"],
+        ["POOL", "KEY", "CAPACITY", "USED", *phantom, "FREE", "BORROWED", "LEAVING", "QUEUED", "ACTIVE"],
         [
             [
                 view.name if first else "",
                 key,
                 most,
                 view.used.get(key, 0),
+                *(view.phantom.get(key, 0) for _ in phantom),
                 view.free.get(key, 0),
                 view.borrowed.get(key, 0),
                 view.leaving.get(key, 0),
@@ -311,6 +316,11 @@ def print_figures(views: list[PoolView]) -> None:
             for first, (key, most) in zip(chain([True], repeat(False)), view.capacity.items(), strict=False)
         ],
     )
+
+
+def _any_phantom(views: list[PoolView]) -> list[str]:
+    """The heading of that column, if there is any."""
+    return ["PHANTOM"] if any(amount for view in views for amount in view.phantom.values()) else []
 
 
 def _all_amounts(figures: dict[str, int]) -> str:

@@ -134,6 +134,8 @@ def _facts(view: RequestView) -> dict[str, object]:
         "preempted by": view.preempted_by
         and f"{view.preempted_by} of '{view.preempted_by_component}' ({view.preemption_rule})",
         "retry of": view.retry_of,
+        "on node loss": view.on_node_loss,
+        "being repaired until": _moment(view.repair_until),
         "grants so far": view.attempt or None,
         "placement group": view.group_id,
         "nodes": ", ".join(dict.fromkeys(view.nodes)),

@@ -31,6 +31,16 @@ from raypool.cli.connection import address_option, connect
 @click.option("--grace-seconds", type=float, help="Leave this soon after a notice; at most the pool's grace.")
 @click.option("--non-preemptible", is_flag=True, help="Never to be evicted; runs only inside the reserve.")
 @click.option(
+    "--on-node-loss",
+    type=click.Choice(["requeue", "fail", "wait"]),
+    default="requeue",
+    show_default=True,
+    help="When a node under the lease dies: end it, or let Ray repair it first.",
+)
+@click.option(
+    "--repair-seconds", type=float, help="How long Ray may repair it, with --on-node-loss wait. Default: 60."
+)
+@click.option(
     "--uses-ray",
     is_flag=True,
     help="The command is a Ray driver that puts its own work into the lease; it gets no GPUs itself.",
@@ -49,6 +59,8 @@ def run(
     wait_timeout: float | None,
     grace_seconds: float | None,
     non_preemptible: bool,
+    on_node_loss: str,
+    repair_seconds: float | None,
     uses_ray: bool,
     command: tuple[str, ...],
 ) -> None:
@@ -74,6 +86,8 @@ def run(
         pool=pool,
         wait_timeout_seconds=wait_timeout,
         grace_seconds=grace_seconds,
+        on_node_loss=on_node_loss,
+        repair_seconds=repair_seconds,
         description=" ".join(command)[:200],
     )
     code = 0

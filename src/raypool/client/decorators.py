@@ -71,8 +71,9 @@ class PoolOptions:
     resources: what one worker holds. workers, strategy: for a group with more bundles than one; the
     task or actor itself runs in bundle 0, its children in all, with capture_child_tasks=True.
     pool: pins it to one pool. wait_timeout_seconds: None waits for ever.
-    max_preemptions: how often a task that was preempted is queued again, before it raises Preempted.
-    grace_seconds: shortens the pool's grace.
+    max_preemptions: how often a task that was preempted, or whose node died, is queued again, before it
+    raises Preempted or NodeLost. grace_seconds: shortens the pool's grace.
+    on_node_loss, repair_seconds: what becomes of it when a node under it dies; see RequestSpec.
     """
 
     component: str | None = None
@@ -85,6 +86,8 @@ class PoolOptions:
     max_preemptions: int = 3
     grace_seconds: float | None = None
     capture_child_tasks: bool = False
+    on_node_loss: str = "requeue"
+    repair_seconds: float | None = None
     description: str = ""
 
     def __post_init__(self) -> None:
@@ -100,7 +103,8 @@ class PoolOptions:
     def request(self, **more: Any) -> RequestSpec:
         """A new request for one call."""
         shared = ("component", "component_type", "resources", "workers", "strategy", "pool", "grace_seconds")
-        asked = {name: getattr(self, name) for name in (*shared, "description")} | more
+        nodes = ("on_node_loss", "repair_seconds")
+        asked = {name: getattr(self, name) for name in (*shared, *nodes, "description")} | more
         return request_spec({name: value for name, value in asked.items() if value is not None})
 
 

@@ -25,9 +25,9 @@ import ray.exceptions
 from ray.core.generated.gcs_pb2 import ActorTableData
 
 from raypool.client.broker import find_broker, session
-from raypool.client.lease import Lease
-from raypool.client.waiting import preempted, retry_of
-from raypool.errors import Preempted, RaypoolError
+from raypool.client.lease import ASK_AGAIN_SECONDS, Lease
+from raypool.client.waiting import in_place_of, preempted, retry_of
+from raypool.errors import NodeLost, Preempted, RaypoolError
 from raypool.spec import RequestSpec
 
 logger = logging.getLogger("raypool")
@@ -54,7 +54,8 @@ class Dispatcher:
         self._functions: OrderedDict[str, Any] = OrderedDict()  # the latest used last
 
     async def run(self, function: list[Any], call: Call, packed: tuple[Any, Any]) -> Any:
-        """Runs the function in a lease; queues it again when it is preempted, up to max_preemptions times.
+        """Runs the function in a lease; queues it again when it is preempted or its node dies, up to
+        max_preemptions times.
 
         `function` is a list with a reference to the remote function, `packed` is (args, kwargs): inside
         a container, ObjectRefs among them are not fetched here.
@@ -80,8 +81,8 @@ class Dispatcher:
             try:
                 async with lease:
                     return await run.result(lease, await self._function(function), *packed)
-            except Preempted as error:
-                run.preempted(lease, error)
+            except (Preempted, NodeLost) as error:
+                run.again(lease, error)
 
     async def _stream(self, function: list[Any], run: _Run, packed: tuple[Any, Any]) -> AsyncGenerator[Any, None]:
         yielded = False
@@ -93,8 +94,8 @@ class Dispatcher:
                         yielded = True
                         yield item
                     return
-            except Preempted as error:
-                run.preempted(lease, error, may_run_again=not yielded)
+            except (Preempted, NodeLost) as error:
+                run.again(lease, error, may_run_again=not yielded)
 
     async def _function(self, holder: list[Any]) -> Any:
         key = holder[0].hex()
@@ -119,34 +120,58 @@ class _Run:
     def lease(self) -> Lease:
         return Lease(self.spec, self.call.wait_timeout_seconds, self.call.capture_child_tasks)
 
-    def preempted(self, lease: Lease, error: Preempted, may_run_again: bool = True) -> None:
-        """Goes on with a new request, or raises when it has happened too often.
+    def again(self, lease: Lease, error: Preempted | NodeLost, may_run_again: bool = True) -> None:
+        """Goes on with a new request, or raises when it has happened too often or is not wanted.
 
-        A Preempted that names another request is not about this call: it is what the function raised,
-        as when a call inside of it was preempted too often.
+        An error that names another request is not about this call: it is what the function raised, as
+        when a call inside of it was preempted too often.
         """
-        if error.request_id not in ("", lease.request_id):
+        if error.request_id != lease.request_id and (error.request_id or isinstance(error, NodeLost)):
             raise error
-        ours = _of_this_lease(lease, error)
+        ours = _of_this_lease(lease, error) if isinstance(error, Preempted) else error
+        if isinstance(error, NodeLost) and self.spec.on_node_loss == "fail":
+            raise ours
+        self._once_more(ours, error, may_run_again)
+        logger.warning("%s; queued again (%d of %d)", ours, self.times, self.call.max_preemptions)
+        self.spec = in_place_of(lease.spec) if isinstance(error, NodeLost) else retry_of(self.spec)
+
+    def _once_more(self, ours: Exception, error: Exception, may_run_again: bool = True) -> None:
         self.times += 1
         if self.times > self.call.max_preemptions or not may_run_again:
             raise ours from error
-        logger.warning("%s; queued again (%d of %d)", ours, self.times, self.call.max_preemptions)
-        self.spec = retry_of(self.spec)
 
     async def result(self, lease: Lease, function: Any, args: Any, kwargs: Any) -> Any:
-        refs = self._start(lease, function, args, kwargs)
-        if isinstance(refs, list):
-            return tuple(await self._guard(lease, refs, asyncio.gather(*(_value(ref) for ref in refs))))
-        return await self._guard(lease, [refs], _value(refs))
+        while True:
+            refs = self._start(lease, function, args, kwargs)
+            several = isinstance(refs, list)
+            work = asyncio.gather(*(_value(ref) for ref in refs)) if several else _value(refs)
+            try:
+                value = await self._guard(lease, refs if several else [refs], work)
+            except _Repaired as repaired:
+                self._in_the_repaired(lease, repaired)
+            else:
+                return tuple(value) if several else value
 
     async def items(self, lease: Lease, function: Any, args: Any, kwargs: Any) -> AsyncIterator[Any]:
-        generator = self._start(lease, function, args, kwargs)
+        generator, yielded = self._start(lease, function, args, kwargs), False
         while True:
             try:
-                yield await self._guard(lease, [generator], _next_value(generator))
+                item = await self._guard(lease, [generator], _next_value(generator))
             except StopAsyncIteration:
                 return
+            except _Repaired as repaired:
+                self._in_the_repaired(lease, repaired, may_run_again=not yielded)
+                generator = self._start(lease, function, args, kwargs)
+            else:
+                yielded = True
+                yield item
+
+    def _in_the_repaired(self, lease: Lease, repaired: _Repaired, may_run_again: bool = True) -> None:
+        self._once_more(repaired.error, repaired.error, may_run_again)
+        logger.warning(
+            "a node of request '%s' died, and Ray has repaired its placement group; run again in it (%d of %d)",
+            lease.request_id, self.times, self.call.max_preemptions,
+        )  # fmt: skip
 
     def _start(self, lease: Lease, function: Any, args: Any, kwargs: Any) -> Any:
         return function.options(**self.call.ray_options, **lease.task_options(0)).remote(*args, **kwargs)
@@ -156,10 +181,11 @@ class _Run:
 
         When the lease ends first, what is stuck is cancelled: Ray would let it wait for ever. When the
         work fails first, the broker is asked: a removal shows as an error of Ray's, or as anything that
-        the function makes of the death of its children or of its own SystemExit. The broker ends a
-        lease before it removes the group, so its answer can be trusted at once. If the lease is well,
-        the error is raised as Ray gave it: it has the lines of the function.
+        the function makes of the death of its children or of its own SystemExit, or a dead node does (see
+        `Lease.why_it_failed`). If the lease is well, the error is raised as Ray gave it: it has the lines
+        of the function. Raises _Repaired if it is well again, on other nodes.
         """
+        nodes = lease.nodes
         working = asyncio.ensure_future(work)
         ending = asyncio.ensure_future(self._end_of(lease))
         try:
@@ -168,10 +194,15 @@ class _Run:
                 try:
                     return working.result()
                 except ray.exceptions.RayError as error:
-                    ended = await lease.ending_now()
-                    if ended is None:
-                        raise
-                    raise ended from error
+                    ended = await lease.why_it_failed()
+                    while ended is None and lease.under_repair:
+                        await asyncio.sleep(ASK_AGAIN_SECONDS)
+                        ended = await lease.ending_now()
+                    if ended is not None:
+                        raise ended from error
+                    if lease.lost_some_of(nodes):
+                        raise _Repaired(error) from error
+                    raise
             raise ending.result()
         finally:
             if not working.done():
@@ -189,6 +220,14 @@ class _Run:
         ending = lease.ending
         assert ending is not None
         return ending
+
+
+class _Repaired(Exception):
+    """The work died with a node, and Ray has repaired the placement group since: it can run there again."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 def _apart(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:

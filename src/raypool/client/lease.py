@@ -11,8 +11,10 @@ they are used.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -26,6 +28,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raypool.client.broker import BrokerLine, find_broker, job_id
 from raypool.client.client import request_spec
+from raypool.client.nodes import NODE_DEATH_SECONDS, any_is_silent
 from raypool.client.presence import Stay, stay
 from raypool.client.waiting import acquire, acquire_async
 from raypool.client.watch import PreemptionNotice, Watch, follow
@@ -34,6 +37,9 @@ from raypool.spec import SMALLEST_CPU, RequestSpec, ResourceSettings
 from raypool.view import RequestView
 
 logger = logging.getLogger("raypool")
+
+ASK_AGAIN_SECONDS = 0.2
+"""How often the broker is asked whether it has heard yet of a node that does not answer."""
 
 __all__ = ["Lease", "PreemptionNotice", "lease"]
 
@@ -52,6 +58,8 @@ def lease(
     grace_seconds: float | None = None,
     lifetime: str | None = None,
     capture_child_tasks: bool = False,
+    on_node_loss: str = "requeue",
+    repair_seconds: float | None = None,
     description: str = "",
 ) -> Lease:
     """A lease, not asked for yet: enter it (`with`, `async with`), or call `acquire()`.
@@ -62,10 +70,11 @@ def lease(
     pool: pins it to one pool. wait_timeout_seconds: None waits for ever.
     grace_seconds: shortens the pool's grace. lifetime: "detached" outlives the job, until released.
     capture_child_tasks: children of the work in the lease run in its placement group too.
+    on_node_loss, repair_seconds: what becomes of it when a node under it dies; see RequestSpec.
 
     Raises SpecError for what is not valid. Entering raises RequestRejected, RequestCancelled,
     WaitTimeout, BrokerUnavailable. Leaving gives it back; a block that failed because the lease was
-    preempted raises Preempted from the original error.
+    preempted, or a node under it died, raises Preempted or NodeLost from the original error.
     """
     fields: dict[str, Any] = {
         "component": component,
@@ -75,6 +84,8 @@ def lease(
         "strategy": strategy,
         "grace_seconds": grace_seconds,
         "lifetime": lifetime,
+        "on_node_loss": on_node_loss,
+        "repair_seconds": repair_seconds,
         "description": description,
     }
     if bundles is not None:
@@ -167,6 +178,7 @@ class Lease(BundleOptions):
         self._watch: Watch | None = None
         self._stay: Stay | None = None
         self._released = False
+        self._told_last: RequestView | None = None
 
     # --- getting and giving back --------------------------------------------------------------
 
@@ -254,7 +266,7 @@ class Lease(BundleOptions):
         ended = None
         try:
             if self._may_explain(error):
-                ended = self._ending()
+                ended = self._why_it_failed()
         finally:
             try:
                 self.release()
@@ -272,7 +284,7 @@ class Lease(BundleOptions):
         ended = None
         try:
             if self._may_explain(error):
-                ended = await self.ending_now()
+                ended = await self.why_it_failed()
         finally:
             try:
                 await self.release_async()
@@ -312,11 +324,45 @@ class Lease(BundleOptions):
 
     def taken_away(self) -> bool:
         """Whether the broker says that it has ended; `ending` then tells how. For when Ray reports that
-        something in it died."""
-        return self._ending() is not None
+        something in it died: a node that does not answer is waited for until the broker knows."""
+        return self._why_it_failed() is not None
+
+    async def why_it_failed(self) -> RaypoolError | None:
+        """How it has ended, after work in it failed; None if that was not because of the lease.
+
+        The broker ends a lease before it removes the group, so its answer can be trusted at once. But of a
+        dead node it hears from Ray, much later than who waits for the work: then its answer is waited for.
+        """
+        nodes, ended = self.nodes, await self.ending_now()
+        if ended is None and await asyncio.to_thread(any_is_silent, nodes):
+            give_up = time.monotonic() + NODE_DEATH_SECONDS
+            while ended is None and not self.lost_some_of(nodes) and time.monotonic() < give_up:
+                await asyncio.sleep(ASK_AGAIN_SECONDS)
+                ended = await self.ending_now()
+        return ended
+
+    def _why_it_failed(self) -> RaypoolError | None:
+        """`why_it_failed` for plain code."""
+        nodes, ended = self.nodes, self._ending()
+        if ended is None and any_is_silent(nodes):
+            give_up = time.monotonic() + NODE_DEATH_SECONDS
+            while ended is None and not self.lost_some_of(nodes) and time.monotonic() < give_up:
+                time.sleep(ASK_AGAIN_SECONDS)
+                ended = self._ending()
+        return ended
+
+    @property
+    def under_repair(self) -> bool:
+        """Whether the broker said, when it was last asked, that Ray may still repair the group."""
+        return self._told_last is not None and self._told_last.repair_until is not None
+
+    def lost_some_of(self, nodes: Sequence[str]) -> bool:
+        """Whether the broker said, when it was last asked, that the group lost one of these or has moved."""
+        return self._told_last is not None and (self.under_repair or self._told_last.nodes != list(nodes))
 
     def _told(self, answer: dict[str, Any]) -> RaypoolError | None:
         view, watch = RequestView.from_dict(answer), self._held_watch()
+        self._told_last = view
         if not view.ended:
             return None
         watch.heard(view, watch.version)

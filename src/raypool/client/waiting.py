@@ -15,7 +15,7 @@ from typing import Any
 
 from raypool.client.broker import BrokerLine
 from raypool.client.client import explain
-from raypool.errors import Preempted, Refused, RequestCancelled, RequestError, RequestRejected, WaitTimeout
+from raypool.errors import NodeLost, Preempted, Refused, RequestCancelled, RequestError, RequestRejected, WaitTimeout
 from raypool.spec import RequestSpec, new_request_id
 from raypool.view import RequestView
 
@@ -24,6 +24,9 @@ logger = logging.getLogger("raypool")
 FIRST_LOG_SECONDS = 5.0
 LOG_MOST_SECONDS = 15 * 60.0
 POLL_SECONDS = 30.0
+
+NODE_LOST = "node-lost"
+"""The rule, in a view, by which a request ended whose node died."""
 
 
 Granted = tuple[RequestSpec, RequestView, int]
@@ -69,6 +72,8 @@ class Waiting:
             self.granted = self.spec, view, self._seen
         elif view.status == "preempted":
             self.spec, self._submitted = retry_of(self.spec), False
+        elif view.rule == NODE_LOST and self.spec.on_node_loss != "fail":
+            self.spec, self._submitted = in_place_of(self.spec), False
         elif view.ended:
             raise end_of(view)
         else:
@@ -163,13 +168,20 @@ def retry_of(spec: RequestSpec) -> RequestSpec:
     return spec.model_copy(update={"id": new_request_id(), "retry_of": spec.retry_of or spec.id})
 
 
+def in_place_of(spec: RequestSpec) -> RequestSpec:
+    """The same thing asked anew after it lost a node. It names the very request that did: the broker gives
+    it that one's place in line."""
+    return spec.model_copy(update={"id": new_request_id(), "retry_of": spec.id})
+
+
 def end_of(view: RequestView) -> RequestError:
     """The exception that tells how a request ended."""
     if view.status == "preempted":
         return preempted(view)
     if view.status == "rejected":
         return RequestRejected(f"request '{view.id}' was rejected: {view.reason}", view.id)
-    return RequestCancelled(f"request '{view.id}' was {view.status}: {view.reason}", view.id)
+    kind = NodeLost if view.rule == NODE_LOST else RequestCancelled
+    return kind(f"request '{view.id}' was {view.status}: {view.reason}", view.id)
 
 
 def preempted(view: RequestView) -> Preempted:

@@ -35,7 +35,9 @@ from raypool.core.pool import Owner, Pool, by_preference, link
 from raypool.core.reasons import (
     EarlierGroupLeaving,
     Evicted,
+    GroupLost,
     Infeasible,
+    NodeLost,
     NoPolicy,
     NoPolicyInPool,
     NoPoolTakesIt,
@@ -51,6 +53,10 @@ from raypool.spec import OWNER_TIMEOUT_SECONDS, BrokerConfig, PolicySpec, PoolSp
 
 ENDED_KEPT = 10_000
 """How many ended requests are remembered; the oldest ended one is forgotten first."""
+
+TAKE_UP_SECONDS = 5.0
+"""How long the room of a request that lost a node is kept for who takes it up: he needs a moment to ask, and
+without it somebody behind him would have the room by then."""
 
 BACK_OFF_SECONDS = 1.0
 BACK_OFF_MOST_SECONDS = 60.0
@@ -100,6 +106,7 @@ class Broker:
             ev.PlacementReady: self._placement_ready,
             ev.PlacementFailed: self._placement_failed,
             ev.PlacementRemoved: self._placement_removed,
+            ev.PlacementStuck: self._placement_stuck,
             ev.PlacementLost: self._placement_lost,
             ev.NodesChanged: self._nodes_changed,
             ev.TimePassed: self._time_passed,
@@ -148,8 +155,8 @@ class Broker:
         spec = event.spec
         if spec.id in self.requests:
             raise Refused(f"request id '{spec.id}' is taken: an id is used once; leave it out to get a new one")
-        self._number += 1
-        request = self.requests[spec.id] = Request(spec, self._number, self.now, event.job, event.holder)
+        number = self._number_for(spec)
+        request = self.requests[spec.id] = Request(spec, number, self.now, event.job, event.holder)
         self._set_status(request, Status.PENDING)
         if self.unmanaged == "allow" and spec.pool is None and not self._pools_of(request.owner):
             self._grant_unpooled(request)
@@ -157,6 +164,22 @@ class Broker:
             self._stand_in_line(request)
             request.accepted = True
             self._first = by_preference(request)
+
+    def _number_for(self, spec: RequestSpec) -> int:
+        """A new one; or that of the request that it takes up, if that lost a node and nobody has yet."""
+        lost = self.requests.get(spec.retry_of) if spec.retry_of is not None else None
+        if (
+            lost is not None
+            and isinstance(lost.reason, NodeLost)
+            and lost.spec.on_node_loss != "fail"
+            and lost.owner == spec.owner
+            and not lost.taken_up
+        ):
+            lost.taken_up = True
+            self._keep_no_longer(lost)
+            return lost.number
+        self._number += 1
+        return self._number
 
     def _pools_of(self, owner: Owner) -> list[Pool]:
         return [pool for _, pool in sorted(self.pools.items()) if owner in pool.policies]
@@ -185,7 +208,7 @@ class Broker:
         back_off = request.back_offs.get(pool.name)
         if back_off is not None and back_off.until > self.now:
             return back_off
-        if allocation is not None and allocation.pool is not None and (allocation.leaving or allocation.lingering):
+        if allocation is not None and allocation.pool is not None and allocation.in_the_way:
             return EarlierGroupLeaving(allocation.pool.name)
         return self._infeasible(request, pool)
 
@@ -289,7 +312,10 @@ class Broker:
         if request.id not in self._ended:
             assert request.status is not None
             raise Refused(f"request '{request.id}' is {request.status.value}: cancel it before you delete it")
-        if request.allocation is not None and request.allocation.leaving:
+        allocation = request.allocation
+        if allocation is not None and allocation.phantom:
+            raise Refused(f"request '{request.id}' has ended, but Ray has not given its room back yet")
+        if allocation is not None and allocation.leaving:
             raise Refused(f"request '{request.id}' has ended, but its placement group is still being removed")
         self._forget(request.id)
 
@@ -298,7 +324,7 @@ class Broker:
         if excess > 0:
             for request_id in [one for _, one in zip(range(excess), self._ended, strict=False)]:
                 allocation = self.requests[request_id].allocation
-                if allocation is None or not allocation.leaving:
+                if allocation is None or not allocation.in_the_way:
                     self._forget(request_id)
 
     def _forget(self, request_id: str) -> None:
@@ -410,14 +436,31 @@ class Broker:
         """The capacity is back."""
         if allocation.pool is not None:
             pool = allocation.pool
-            pool.ledger.discharge(allocation)
-            pool.lowered = pool.lowered and any(pool.ledger.allocations())
+            if allocation.phantom:
+                pool.ledger.free_phantom(allocation)
+            else:
+                pool.ledger.discharge(allocation)
+            pool.lowered = pool.lowered and (bool(pool.ledger.phantoms) or any(pool.ledger.allocations()))
             self._changed(pool)
         self._unpooled.pop(allocation.serial, None)
-        allocation.leaving, allocation.gone = False, True
+        allocation.leaving = allocation.phantom = False
+        allocation.gone = True
         request = allocation.request
         if request.waiting and allocation is request.allocation:
             self._rejoin(request, EarlierGroupLeaving)
+
+    def _becomes_phantom(self, allocation: Allocation) -> None:
+        """Ray does not give its room back, or may still make its group: the room is neither its policy's
+        any more nor free, until PlacementRemoved says that it was seen free."""
+        pool = allocation.pool
+        if pool is not None:
+            if not allocation.leaving:
+                pool.ledger.mark_leaving(allocation)
+            pool.ledger.discharge(allocation)
+            allocation.need = pool.in_ray(allocation.need)
+            pool.ledger.hold_phantom(allocation)
+            self._changed(pool)
+        allocation.leaving, allocation.phantom = False, True
 
     def _back_to_its_place(self, allocation: Allocation) -> None:
         """A grant that is not placed yet is given up; its request waits again, at its old number.
@@ -429,10 +472,10 @@ class Broker:
             self._stand_in_line(allocation.request)
 
     def _of_grant(self, request_id: str, attempt: int) -> Allocation | None:
-        """The allocation that Ray speaks of; None if it is unknown, or all that Ray can say is known."""
+        """The allocation that Ray speaks of; None if it is unknown, or already gone."""
         request = self.requests.get(request_id)
         allocation = request.allocation if request else None
-        if allocation is None or allocation.attempt != attempt or (allocation.gone and not allocation.lingering):
+        if allocation is None or allocation.attempt != attempt or allocation.gone or allocation.confirmed:
             return None
         return allocation
 
@@ -446,25 +489,34 @@ class Broker:
         if allocation is None:
             return
         allocation.group_id, allocation.nodes = event.group_id, event.nodes
-        if not allocation.placed and allocation is allocation.request.current:
+        request = allocation.request
+        if allocation is not request.current:
+            return
+        if not allocation.placed:
             self._allocated(allocation)
+        elif allocation.repair_until is not None:
+            allocation.repair_until = None
+            assert request.status is not None
+            self._instructions.append(ChangeStatus(request.id, request.status, request.status, request.pool, None))
 
     def _placement_failed(self, event: ev.PlacementFailed) -> None:
-        """The charge ends at once, and others pass until the back-off is over; where Ray may still make
-        the group (`group_pending`), until that is gone too."""
+        """The charge ends at once, and others pass until the back-off is over. Where Ray may still make the
+        group (`group_pending`), its room is a phantom, and the request stands aside, until that is gone."""
         allocation = self._of_grant(event.request, event.attempt)
         if allocation is None:
             return
-        if allocation.lingering:
-            self._lingers_no_more(allocation)
+        if allocation.phantom:
+            self._gone(allocation)  # the group that was given up will not come any more
             return
         request, pool = allocation.request, allocation.pool
         still_wanted = allocation is request.current
-        allocation.lingering = event.group_pending
-        if pool is not None and not allocation.leaving:
-            pool.ledger.mark_leaving(allocation)
-        allocation.leaving = True
-        self._gone(allocation)
+        if event.group_pending:
+            self._becomes_phantom(allocation)
+        else:
+            if pool is not None and not allocation.leaving:
+                pool.ledger.mark_leaving(allocation)
+            allocation.leaving = True
+            self._gone(allocation)
         if still_wanted and pool is None:
             self._end(request, Status.REJECTED, Told(f"not placed: {event.why}"))
         elif still_wanted and pool is not None:
@@ -474,45 +526,100 @@ class Broker:
             request.back_offs[pool.name] = PlacementBackOff(pool.name, event.why, tries, until)
             self._stand_in_line(request)
 
-    def _lingers_no_more(self, allocation: Allocation) -> None:
-        """The group that was given up is gone: its request may be granted again."""
-        allocation.lingering = False
-        if allocation.request.waiting:
-            self._rejoin(allocation.request, EarlierGroupLeaving)
-
     def _placement_removed(self, event: ev.PlacementRemoved) -> None:
         allocation = self._of_grant(event.request, event.attempt)
         if allocation is None:
             return
-        if allocation.lingering:
-            self._lingers_no_more(allocation)
-        if not allocation.leaving:
+        if not allocation.in_the_way:
+            return
+        if allocation.kept_until is not None and allocation.leaving:
+            allocation.confirmed = True
             return
         if allocation.request.status is Status.PREEMPTING:
             # Gone before its grace was over: somebody outside removed the group.
             self._end(allocation.request, Status.PREEMPTED, allocation.request.reason)
         self._gone(allocation)
 
-    def _placement_lost(self, event: ev.PlacementLost) -> None:
+    def _placement_stuck(self, event: ev.PlacementStuck) -> None:
         allocation = self._of_grant(event.request, event.attempt)
-        if allocation is not None and allocation is allocation.request.current:
-            preempting = allocation.request.status is Status.PREEMPTING
-            self._end(
-                allocation.request,
-                Status.PREEMPTED if preempting else Status.CANCELLED,
-                allocation.request.reason if preempting else Told(event.why),
-            )
+        if allocation is not None and allocation.leaving and allocation.request.status is not Status.PREEMPTING:
+            self._becomes_phantom(allocation)
+
+    def _placement_lost(self, event: ev.PlacementLost) -> None:
+        """Its group is gone already, so the charge ends with the request."""
+        allocation = self._of_grant(event.request, event.attempt)
+        if allocation is None:
+            return
+        if allocation is allocation.request.current:
+            self._end_for(allocation.request, GroupLost(event.why))
+        if not allocation.gone:
+            self._gone(allocation)
+
+    def _end_for(self, request: Request, reason: Reason) -> None:
+        """What it held was lost. One that was leaving has left: who took the room says more."""
+        if request.status is Status.PREEMPTING:
+            self._end(request, Status.PREEMPTED, request.reason)
+        else:
+            self._end(request, Status.CANCELLED, reason)
+
+    # --- nodes --------------------------------------------------------------------------------
 
     def _nodes_changed(self, event: ev.NodesChanged) -> None:
-        """Who was infeasible may have a node now; who could run may have lost it."""
+        """Who has lost a node ends whole: two gangs that lack members could wait for each other for ever.
+        Who was infeasible may have a node now; who could run may have lost it."""
         self.nodes = event.nodes
         self._misfits.clear()
+        for request in sorted(self.requests.values(), key=lambda one: one.number):
+            allocation = request.current
+            if allocation is not None and allocation.placed and (node := self._lost_node(allocation)) is not None:
+                self._node_lost(allocation, node)
         for request in self._waiting():
             self._rejoin(request, Infeasible)
             for pool in list(request.queued.values()):
                 infeasible = self._infeasible(request, pool)
                 if infeasible is not None:
                     self._hold_out(request, pool, infeasible)
+
+    def _lost_node(self, allocation: Allocation) -> str | None:
+        """The first of its nodes that does not live; None if all do, or nobody knows."""
+        if self.nodes is None:
+            return None
+        live = {node.id for node in self.nodes}
+        return next((node for node in allocation.nodes if node not in live), None)
+
+    def _node_lost(self, allocation: Allocation, node: str) -> None:
+        request = allocation.request
+        if request.spec.on_node_loss != "wait" or request.status is Status.PREEMPTING:
+            self._end_with_its_node(allocation, NodeLost(node))
+        elif allocation.repair_until is None:
+            allocation.repair_until = self.now + request.spec.repair_seconds
+            self._push_deadline(allocation.repair_until, request, "repair")
+
+    def _repair_is_over(self, request: Request) -> None:
+        allocation = request.allocation
+        assert allocation is not None, request
+        allocation.repair_until = None
+        node = self._lost_node(allocation)
+        if node is not None:
+            self._end_with_its_node(allocation, NodeLost(node, request.spec.repair_seconds))
+
+    def _end_with_its_node(self, allocation: Allocation, reason: NodeLost) -> None:
+        """Its room is kept for a moment, for the request that takes it up: the place in line alone would
+        come too late."""
+        request = allocation.request
+        may_be_taken_up = request.status is Status.ALLOCATED and request.spec.on_node_loss != "fail"
+        if may_be_taken_up and allocation.pool is not None and self.world.confirms_removal:
+            allocation.kept_until = self.now + TAKE_UP_SECONDS
+            self._push_deadline(allocation.kept_until, request, "take-up")
+        self._end_for(request, reason)
+
+    def _keep_no_longer(self, lost: Request) -> None:
+        """It was taken up, or nobody came in time."""
+        allocation = lost.allocation
+        assert allocation is not None, lost
+        allocation.kept_until = None
+        if allocation.confirmed and allocation.leaving:
+            self._gone(allocation)
 
     def _hold_out(self, request: Request, pool: Pool, reason: Reason) -> None:
         """It stands aside in that pool, without a mark there, and holds up nobody."""
@@ -556,6 +663,11 @@ class Broker:
         for reason in request.held_out.values():
             if isinstance(reason, PlacementBackOff):
                 self._push_deadline(reason.until, request, "back-off")
+        allocation = request.allocation
+        if allocation is not None and allocation.repair_until is not None:
+            self._push_deadline(allocation.repair_until, request, "repair")
+        if allocation is not None and allocation.kept_until is not None:
+            self._push_deadline(allocation.kept_until, request, "take-up")
 
     def _still_due(self, deadline: tuple[float, int, str, str]) -> bool:
         when, _, kind, request_id = deadline
@@ -564,6 +676,11 @@ class Broker:
             return False
         if kind == "grace":
             return request.status is Status.PREEMPTING and request.deadline == when
+        if kind == "take-up":
+            return request.allocation is not None and request.allocation.kept_until == when
+        if kind == "repair":
+            allocation = request.current
+            return request.status is Status.ALLOCATED and allocation is not None and allocation.repair_until == when
         return any(isinstance(one, PlacementBackOff) and one.until == when for one in request.held_out.values())
 
     def _time_passed(self, event: ev.TimePassed) -> None:
@@ -573,6 +690,10 @@ class Broker:
             request = self.requests[request_id]
             if kind == "grace":
                 self._end(request, Status.PREEMPTED, request.reason)
+            elif kind == "repair":
+                self._repair_is_over(request)
+            elif kind == "take-up":
+                self._keep_no_longer(request)
             else:
                 self._rejoin(request, PlacementBackOff)
             self._cycle.run()
@@ -661,7 +782,10 @@ class Broker:
         """Running work keeps what it has; keys that are newly listed are charged to it too."""
         for allocation in sorted(old.ledger.allocations(), key=lambda one: one.serial):
             new.charge(allocation)
-        new.lowered = bool(next(new.ledger.allocations(), None)) and (old.lowered or _lowered(old, new))
+        for phantom in old.ledger.phantoms.values():
+            new.charge(phantom)
+        holds = bool(new.ledger.phantoms) or any(new.ledger.allocations())
+        new.lowered = holds and (old.lowered or _lowered(old, new))
 
     def _judge_again(self, request: Request, changed: Mapping[str, object]) -> None:
         """Eligible anew in the changed pools; where it stands in the others stays, its mark too."""

@@ -83,7 +83,8 @@ class PlacementWaits:
 
 @dataclass(frozen=True, slots=True)
 class PlacementReady:
-    """Ray has created the placement group of that grant; `nodes` has a node id per bundle."""
+    """Ray has created the placement group of that grant; `nodes` has a node id per bundle. It comes again,
+    with other nodes, when Ray has repaired a group that lost a node."""
 
     request: str
     attempt: int
@@ -113,8 +114,17 @@ class PlacementRemoved:
 
 
 @dataclass(frozen=True, slots=True)
+class PlacementStuck:
+    """The placement group was removed, and Ray has not given its room back since. PlacementRemoved will
+    follow when it is seen free."""
+
+    request: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class PlacementLost:
-    """Somebody outside the broker has removed the placement group of a grant that was ready."""
+    """The placement group of a grant that was ready is gone, and not by our doing; `why` is a sentence."""
 
     request: str
     attempt: int
@@ -123,7 +133,7 @@ class PlacementLost:
 
 @dataclass(frozen=True, slots=True)
 class NodesChanged:
-    """The cluster's live nodes are now these."""
+    """The cluster's live nodes are now these. Also fed when a group turns out to lie on none of them."""
 
     nodes: tuple[Node, ...] = field(default=())
 
@@ -146,6 +156,7 @@ Event = (
     | PlacementReady
     | PlacementFailed
     | PlacementRemoved
+    | PlacementStuck
     | PlacementLost
     | NodesChanged
     | TimePassed

@@ -119,7 +119,8 @@ class Explanation:
         if outcome.blocked is not None and outcome.blocked is not request:
             return Behind(pool.name, outcome.blocked.id, self.position(request) - 1)
         key, amount = self._short_of(need)
-        return NoRoom(pool.name, ledger.keys[key], amount, max(self.figures.free[key], 0), self.figures.leaving[key])
+        free, leaving = max(self.figures.free[key], 0), self.figures.leaving[key]
+        return NoRoom(pool.name, ledger.keys[key], amount, free, leaving, ledger.phantom[key])
 
     def _passed_over(self, verdict: str, first: Request, request: Request, need: Need, standing: Standing) -> Reason:
         keys, component = self.pool.ledger.keys, request.owner[0]

@@ -35,7 +35,9 @@ def _figures_add_up(pool: Pool) -> None:
             leaving = sum(dict(one.need).get(key, 0) for one in account.leavers.values())
             assert account.used[key] == account.staying[key] + leaving, (pool.name, name)
         used = sum(account.used[key] for account in ledger.accounts.values())
-        assert ledger.free[key] == ledger.capacity[key] - used, f"{pool.name}: free {name} does not add up"
+        phantom = sum(dict(one.need).get(key, 0) for one in ledger.phantoms.values())
+        assert ledger.phantom[key] == phantom, f"{pool.name}: phantom {name} does not add up"
+        assert used + phantom + ledger.free[key] == ledger.capacity[key], f"{pool.name}: {name} does not add up"
         leaving = sum(dict(one.need).get(key, 0) for one in ledger.leavers.values())
         assert ledger.leaving[key] == leaving, f"{pool.name}: leaving {name} does not add up"
 
@@ -57,11 +59,14 @@ def _reserve_is_guaranteed(pool: Pool) -> None:
 
     The rules leave one gap (docs/semantics.md, section 7): there are victims for him, but once they
     have left, somebody of a victim's team comes inside his own reserve, goes first, and takes the room.
-    The look-ahead then forbids the eviction.
+    The look-ahead then forbids the eviction. Room that Ray does not give back is excused, as what was
+    lowered is.
     """
     outcome = pool.outcome()
     assert outcome.granted is None, f"{pool.name}: the cycle stopped while {outcome.granted} could be granted"
-    if pool.lowered or any(request.mark not in (None, pool) for request in pool.queue):
+    if pool.lowered or any(pool.ledger.phantom):
+        return
+    if any(request.mark not in (None, pool) for request in pool.queue):
         return
     if outcome.blocked is not None and outcome.group is not None:
         standing = outcome.figures.standing(outcome.group.account)
@@ -80,7 +85,16 @@ def _charged_once(broker: Broker) -> None:
             seen[request.id] = pool.name
             assert allocation.pool is pool
             assert allocation.leaving or request.current is allocation, f"{allocation} is charged for nobody"
+        for allocation in pool.ledger.phantoms.values():
+            request = allocation.request
+            assert allocation.phantom and allocation.account is None and not allocation.gone, allocation
+            assert broker.requests.get(request.id) is request and request.allocation is allocation, allocation
+            assert request.id not in seen, f"law 7: {request} is charged in {seen[request.id]} and a phantom"
+    numbers: dict[int, str] = {}
     for request in broker.requests.values():
+        if request.status is not None and not request.status.terminal:
+            other = numbers.setdefault(request.number, request.id)
+            assert other == request.id, f"'{other}' and '{request.id}' both have number {request.number}"
         if request.status is not None and request.status.running and request.allocation:
             assert request.allocation.pool is None or request.id in seen, f"{request} runs uncharged"
 

@@ -2,11 +2,13 @@
 
 Figures are lists of integers, one per metered key of the pool. Equations that always hold:
 
-    free[k]                == capacity[k] - sum of account.used[k] over all accounts
+    used + phantom + free  == capacity, for each key; used[k] is the sum of account.used[k] over all accounts
+    phantom[k]             == sum of the needs of phantom allocations: room that Ray does not give back
     leaving[k]             == sum of the needs of leaving allocations
     account.staying[k]     == account.used[k] - what of it is leaving
     account.firm[k]        == what of account.staying[k] is not preemptible
 
+A phantom is charged to no policy, so it eats nobody's limit or reserve, and nobody waits for it to leave.
 `free` may be negative: the pool was made smaller while in use. The ledger counts; it does not decide.
 The same questions (`inside_reserve`, `over_limit`) are asked of an `Account` and of the copy of its
 figures that a walk makes (`Standing`). They are plain loops, since every step of a walk asks them.
@@ -115,6 +117,8 @@ class Ledger:
         self.leaving = [0] * len(self.keys)
         self.accounts = {owner: Account(policy, self) for owner, policy in sorted(policies.items())}
         self.leavers: dict[int, Allocation] = {}
+        self.phantom = [0] * len(self.keys)
+        self.phantoms: dict[int, Allocation] = {}
 
     def meters(self, key: str) -> bool:
         """Whether the pool counts this key; one that it does not list has capacity 0 (semantics 2)."""
@@ -172,8 +176,23 @@ class Ledger:
         del self.leavers[allocation.serial]
         allocation.account = None
 
+    def hold_phantom(self, allocation: Allocation) -> None:
+        """Takes what belongs to no policy out of what may be granted."""
+        assert allocation.account is None, allocation
+        self.phantoms[allocation.serial] = allocation
+        for key, amount in allocation.need:
+            self.phantom[key] += amount
+            self.free[key] -= amount
+
+    def free_phantom(self, allocation: Allocation) -> None:
+        """The phantom's room was seen free."""
+        del self.phantoms[allocation.serial]
+        for key, amount in allocation.need:
+            self.phantom[key] -= amount
+            self.free[key] += amount
+
     def allocations(self) -> Iterator[Allocation]:
-        """All that is charged here, by account, in the order of each line."""
+        """All that is charged here to a policy, by account, in the order of each line."""
         for account in self.accounts.values():
             for group in (account.firm_grants, account.loose_grants, account.leavers):
                 yield from group.values()

@@ -13,7 +13,7 @@ from raypool.core.queue import Queue
 from raypool.core.reasons import Ineligible, Reason
 from raypool.core.request import Allocation, Need, Request
 from raypool.core.walk import Figures, Outcome, rank, walk
-from raypool.spec import Demand, PolicySpec, PoolSpec
+from raypool.spec import GPU, MCPU, MEMORY_MB, Demand, PolicySpec, PoolSpec
 
 Owner = tuple[str, str]
 
@@ -64,12 +64,23 @@ class Pool:
         return self.ledger.need(request.demand)
 
     def charge(self, allocation: Allocation) -> None:
-        """Counts a grant here, as leaving if it is that. Whoever had it in his figures before has dropped it."""
-        leaving, allocation.leaving = allocation.leaving, False
+        """Counts a grant here, as staying, leaving or phantom, whichever it is. Whoever had it in his figures
+        before has dropped it."""
         allocation.pool, allocation.need = self, self.need(allocation.request)
+        if allocation.phantom:
+            allocation.need = self.in_ray(allocation.need)
+            self.ledger.hold_phantom(allocation)
+            return
+        leaving, allocation.leaving = allocation.leaving, False
         self.ledger.charge(allocation, self.ledger.accounts[allocation.request.owner])
         if leaving:
             self.ledger.mark_leaving(allocation)
+
+    def in_ray(self, need: Need) -> Need:
+        """What of it stands for resources of Ray's. The rest (licences, `step_run`) the broker counts alone
+        and can give back alone."""
+        keys = self.ledger.keys
+        return tuple((at, n) for at, n in need if keys[at] in (GPU, MCPU, MEMORY_MB, *self.spec.ray_resources))
 
     # --- the queue ----------------------------------------------------------------------------
 

@@ -39,11 +39,14 @@ class NoRoom(Reason):
     asked: int
     free: int
     leaving: int
+    phantom: int = 0
 
     @property
     def sentence(self) -> str:
         leaving = f" and {self.leaving} leaving" if self.leaving else ""
-        return f"first in line in pool '{self.pool}': asks for {self.asked} {self.key}, {self.free} free{leaving}"
+        phantom = f"; {self.phantom} phantom: Ray has not given them back" if self.phantom else ""
+        free = f"{self.free} free{leaving}{phantom}"
+        return f"first in line in pool '{self.pool}': asks for {self.asked} {self.key}, {free}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +309,35 @@ class Evicted(Reason):
             f"has to make room in pool '{self.pool}' for '{self.by}' of '{self.by_component}', which lacks "
             f"{amounts(self.missing)}: {because}; it borrowed {amounts(self.borrowed)}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost(Reason):
+    """A node under its placement group died. `waited`: so many seconds were given to Ray to repair it."""
+
+    rule: ClassVar[str] = "node-lost"
+    node: str
+    waited: float | None = None
+
+    @property
+    def sentence(self) -> str:
+        if self.waited is None:
+            return f"node {self.node} lost: its placement group is removed whole"
+        return (
+            f"node {self.node} lost: Ray did not repair its placement group in {self.waited:g} s, it is removed whole"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLost(Reason):
+    """Its placement group is gone, and not by the broker's doing."""
+
+    rule: ClassVar[str] = "group-lost"
+    why: str
+
+    @property
+    def sentence(self) -> str:
+        return f"its placement group is gone: {self.why}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,13 +27,15 @@ class Allocation:
 
     serial: order of grant over all pools. opportunistic: backfilled past a blocked one.
     placed: its placement group is ready. leaving: asked to go, or ended and not yet confirmed gone.
-    gone: confirmed gone, nothing is charged any more. lingering: given up, but Ray may still make its
-    group. search: what its placement still looks for.
+    gone: confirmed gone, nothing is charged any more. phantom: charged to nobody, and not free: Ray has
+    not given its room back in time, or may still make its group. search: what its placement still looks
+    for. repair_until: a node of its group died, and Ray has until then to repair it. kept_until: its request
+    ended with a node, and its charge stays for who takes it up, until then; confirmed: it is gone already.
     """
 
     __slots__ = (
-        "account", "attempt", "gone", "group_id", "leaving", "lingering", "need", "nodes", "opportunistic", "placed",
-        "pool", "preemptible", "request", "search", "serial",
+        "account", "attempt", "confirmed", "gone", "group_id", "kept_until", "leaving", "need", "nodes",
+        "opportunistic", "phantom", "placed", "pool", "preemptible", "repair_until", "request", "search", "serial",
     )  # fmt: skip
 
     def __init__(self, request: Request, pool: Pool | None, serial: int, opportunistic: bool) -> None:
@@ -48,7 +50,10 @@ class Allocation:
         self.placed = False
         self.leaving = False
         self.gone = False
-        self.lingering = False
+        self.phantom = False
+        self.repair_until: float | None = None
+        self.kept_until: float | None = None
+        self.confirmed = False
         self.search = ""
         self.group_id = ""
         self.nodes: tuple[str, ...] = ()
@@ -56,16 +61,22 @@ class Allocation:
     @property
     def in_the_world(self) -> bool:
         """Whether its placement group may exist, or shall be made."""
-        return not self.gone or self.lingering
+        return not self.gone
 
     @property
     def unwanted(self) -> bool:
         """Whether its group shall go now: given up, or left. (One with a grace is leaving, and not yet that.)"""
-        return self.lingering or (self.leaving and self.request.status is not Status.PREEMPTING)
+        return self.phantom or (self.leaving and self.request.status is not Status.PREEMPTING)
 
     def __repr__(self) -> str:
         where = self.pool.name if self.pool else "no pool"
-        return f"<allocation {self.request.id}#{self.attempt} in {where}{' leaving' if self.leaving else ''}>"
+        how = " phantom" if self.phantom else " leaving" if self.leaving else ""
+        return f"<allocation {self.request.id}#{self.attempt} in {where}{how}>"
+
+    @property
+    def in_the_way(self) -> bool:
+        """Its group may still be there though its request has let go of it: nothing may take its name."""
+        return self.leaving or self.phantom
 
 
 class Request:
@@ -77,13 +88,14 @@ class Request:
     job, holder, actor: with whose end it ends (server/owners.py): the Ray job, the process that asked, and
     the actor that it was bound to, which then stands for that process. The core only keeps them.
     accepted: it was not rejected when it was submitted; nodes that leave later only make it wait.
-    allocation: its present grant, or its last.
+    allocation: its present grant, or its last. taken_up: it ended with a lost node, and another request
+    has its number and its place in line.
     """
 
     __slots__ = (
         "accepted", "actor", "allocation", "back_offs", "deadline", "demand", "ended_at", "granted_at", "grants",
         "held_out", "holder", "id", "job", "mark", "number", "placement_failures", "preempted_by",
-        "preemptible", "queued", "reason", "spec", "status", "submitted_at",
+        "preemptible", "queued", "reason", "spec", "status", "submitted_at", "taken_up",
     )  # fmt: skip
 
     def __init__(
@@ -104,6 +116,7 @@ class Request:
         self.mark: Pool | None = None
         self.allocation: Allocation | None = None
         self.accepted = False
+        self.taken_up = False
         self.grants = 0
         self.placement_failures = 0
         self.back_offs: dict[str, PlacementBackOff] = {}
@@ -131,7 +144,9 @@ class Request:
     def current(self) -> Allocation | None:
         """The grant that it holds now: charged and not given up."""
         allocation = self.allocation
-        if allocation is None or allocation.gone or (allocation.leaving and self.status is Status.PENDING):
+        if allocation is None or allocation.gone or allocation.phantom:
+            return None
+        if allocation.leaving and self.status is Status.PENDING:
             return None
         return allocation if self.status is Status.PENDING or (self.status and self.status.running) else None
 

@@ -28,12 +28,13 @@ SCHEMA = 1
 
 REQUEST_FACTS = (
     "number", "job", "holder", "actor", "submitted_at", "granted_at", "ended_at", "deadline", "accepted", "grants",
-    "placement_failures", "preempted_by",
+    "placement_failures", "preempted_by", "taken_up",
 )  # fmt: skip
 """Slots of a request that are written as they are."""
 
 ALLOCATION_FACTS = (
-    "serial", "opportunistic", "attempt", "placed", "leaving", "gone", "lingering", "group_id",
+    "serial", "opportunistic", "attempt", "placed", "leaving", "gone", "phantom", "repair_until", "kept_until",
+    "confirmed", "group_id",
 )  # fmt: skip
 """Slots of an allocation that are written as they are."""
 
@@ -122,7 +123,7 @@ def _request_row(request: Request) -> dict[str, Any]:
 def _is_over(request: Request) -> bool:
     allocation = request.allocation
     ended = request.status is not None and request.status.terminal
-    return ended and (allocation is None or (allocation.gone and not allocation.lingering))
+    return ended and (allocation is None or allocation.gone)
 
 
 # --- reading ----------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from raypool.core.replay import Unreadable
 from raypool.core.request import Allocation, Request
 from raypool.core.snapshot import Snapshots
 from raypool.errors import BrokerDegraded, BrokerFault, Refused, SpecError
+from raypool.server.audit import Audit
 from raypool.server.cluster import RayCluster
 from raypool.server.journal import Journal
 from raypool.server.owners import Owners, check_id
@@ -70,6 +71,7 @@ class PoolBroker:
         self._journal = Journal(store or store_at(RAY, cluster), self._carry_out, self._snapshot, self._degrade)
         self._placements = Placements(cluster, self._feed, self._now)
         self._owners = Owners(lambda: self.broker, cluster, self._feed, self._now)
+        self._audit = Audit(cluster, self._placements)
         self._versions: dict[str, int] = {}
         self._first_version = 0
         self._watchers: dict[str, list[asyncio.Future[None]]] = {}
@@ -108,6 +110,7 @@ class PoolBroker:
         self._take_up(elsewhere=saved is not None and self._journal.cluster != self._identity)
         await answered(self._placements.read_nodes, "reading the nodes")
         self._spawn(self._placements.run())
+        self._spawn(self._audit.run())
         self._owners.begin()
         self._spawn(self._owners.watch_jobs())
         self._spawn(self._owners.watch_holders())
@@ -297,13 +300,15 @@ class PoolBroker:
 
     async def overview(self) -> dict[str, Any]:
         """The broker as a whole."""
+        specs = [pool.spec for _, pool in sorted(self.broker.pools.items())]
         view = view_broker(
             self.broker,
-            [*self._warnings(), *self._troubles()],
+            [*self._warnings(), *self._audit.warnings(specs), *self._troubles()],
             self._started_at,
             __version__,
             f"read-only, degraded: {self.degraded}" if self.degraded else "",
             self._journal.store.where,
+            self._audit.outside(specs),
         )
         return view.as_dict()
 
@@ -326,8 +331,9 @@ class PoolBroker:
         return None if request is None else view_request(self.broker, request).as_dict()
 
     async def end_all(self, reason: str, discard_journal: bool = False) -> None:
-        """Cancels everything, takes nothing new, and returns when every placement group is gone. For
-        `raypool stop`. discard_journal: also when degraded; placement groups are then left as they are."""
+        """Cancels everything, takes nothing new, and returns when every placement group is gone, but for those
+        that Ray does not create or remove. For `raypool stop`. discard_journal: also when degraded; placement
+        groups are then left as they are."""
         if self.degraded and not discard_journal:
             self._refuse_if_degraded()
         self._stopping = True
@@ -456,10 +462,11 @@ class PoolBroker:
         request, pool = allocation.request, allocation.pool
         spec = request.spec
         timeout = pool.spec.placement_timeout_seconds if pool is not None else 30.0
+        name = f"raypool/{pool.name if pool is not None else '-'}/{spec.component}/{spec.id}"
         return Placement(
             request=spec.id,
             attempt=allocation.attempt,
-            name=f"raypool/{pool.name if pool is not None else '-'}/{spec.component}/{spec.id}",
+            name=name,
             bundles=self.broker.bundles(spec, pool),
             strategy=spec.strategy,
             labels=pool.spec.node_labels if pool is not None else {},
@@ -468,6 +475,8 @@ class PoolBroker:
             nodes=allocation.nodes,
             held=allocation.placed,
             unwanted=allocation.unwanted,
+            stuck=allocation.phantom,
+            alarm=f"Ray still owes the room of placement group '{name}': it counts as phantom" * allocation.phantom,
         )
 
     def _log(self, change: ChangeStatus) -> None:

@@ -34,6 +34,9 @@ Rooms = dict[str, dict[str, float]]
 
 KV_NAMESPACE = b"raypool"
 
+REPAIR_LOOK_SECONDS = 0.1
+"""How soon a group that was ready and lacks a node is looked at again."""
+
 
 class GroupGone(Exception):
     """The placement group was removed before it was created, by somebody else."""
@@ -69,7 +72,9 @@ class RayCluster:
 
     async def nodes(self) -> tuple[Node, ...]:
         """Live nodes, by id, with what they have in all (placement groups apart)."""
-        rows = await self._ask(ray.nodes)
+        rows = [row for row in await self._ask(ray.nodes) if row["Alive"]]
+        if not rows:  # the broker itself runs on one: a GCS that knows none has just come back
+            raise ConnectionError("Ray lists no live node")
         return tuple(
             Node(
                 row["NodeID"],
@@ -77,7 +82,6 @@ class RayCluster:
                 dict(row.get("Labels") or {}),
             )
             for row in sorted(rows, key=lambda row: row["NodeID"])
-            if row["Alive"]
         )
 
     async def free(self) -> Rooms:
@@ -121,18 +125,27 @@ class RayCluster:
     async def created(self, group_id: str) -> tuple[str, ...]:
         """Waits until the group is CREATED; returns the node of each bundle. Raises GroupGone."""
         group = self._ready_refs.pop(group_id, None) or handle(group_id)
-        try:
-            await group.ready()
-        except ray.exceptions.TaskPlacementGroupRemoved:
-            raise GroupGone(group_id) from None
-        table = await self._ask(lambda: placement_group_table(group))
-        if table.get("state") == "REMOVED":
-            raise GroupGone(group_id)
-        nodes = table["bundles_to_node_id"]
-        return tuple(nodes[index] for index in sorted(nodes))
+        while True:
+            try:
+                await group.ready()
+            except ray.exceptions.TaskPlacementGroupRemoved:
+                raise GroupGone(group_id) from None
+            state, nodes = await self.look(group_id)
+            if state in (None, "REMOVED"):
+                raise GroupGone(group_id)
+            if state == "CREATED" and all(nodes):
+                return nodes
+            await asyncio.sleep(REPAIR_LOOK_SECONDS)  # a node of it has died since: ready() waits for the repair
+
+    async def look(self, group_id: str) -> tuple[str | None, tuple[str, ...]]:
+        """The group's state (see `group_state`), and the node of each bundle: "" while it has none."""
+        table = await self._ask(lambda: placement_group_table(handle(group_id)))
+        nodes = table.get("bundles_to_node_id", {})
+        return table.get("state"), tuple(nodes[index] for index in sorted(nodes))
 
     async def remove_group(self, group_id: str) -> None:
-        """Asks Ray to remove it. Only for a group that was CREATED: Ray leaks the bundles of others."""
+        """Asks Ray to remove it. Only for a group that was CREATED: Ray leaks the bundles of others. It may
+        have lost nodes since."""
         await self._ask(lambda: remove_placement_group(handle(group_id)))
 
     async def group_state(self, group_id: str) -> str | None:

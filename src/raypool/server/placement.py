@@ -3,8 +3,9 @@
 Three rules, each because of what Ray does (docs/ray-facts.md):
     - A group is created only when Ray's view of free resources can hold it: a group that has to wait
       in Ray's own queue is tried again only once a second, out of order.
-    - A group is removed only after it is CREATED: Ray leaks the bundles of one that is not.
-    - It is gone when no node's figures show it any more: then its resources are visible as free.
+    - A group is removed only after it was CREATED: Ray leaks the bundles of one that never was.
+    - It is gone when no node's figures show it any more: then its resources are visible as free. If they
+      show it for too long, the broker is told that it is stuck, and goes on without that room.
 
 A group's name is that of its grant, so a broker that comes back finds what it had begun (`take_up`).
 Nothing is decided here. One loop looks at the cluster while somebody looks for nodes or waits for a
@@ -21,7 +22,7 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from raypool.core import events as ev
-from raypool.core.bundles import Bundle
+from raypool.core.bundles import Bundle, describe_bundle
 from raypool.core.nodes import Misfit, Node, find_nodes
 from raypool.server.cluster import GroupGone, RayCluster, Rooms, holds_group
 
@@ -38,6 +39,9 @@ LOOK_SECONDS_UNCHANGED = 0.02
 
 CREATE_LEAST_SECONDS = 2.0
 """Once Ray was asked to create a group it gets at least this long, also at the end of its time."""
+
+PHANTOM_SECONDS = 30.0
+"""How long Ray may take to give the room of a removed group back before it counts as a phantom."""
 
 NODES_SECONDS = 1.0
 """How often the list of nodes is read, and how soon a question is asked again that got no answer."""
@@ -59,8 +63,10 @@ async def answered(ask: Callable[[], Awaitable[T]], what: str) -> T:
 class Placement:
     """One grant on its way to nodes and back.
 
-    claims: what its group takes per node and no report has shown yet. held: somebody has been told that
-    it is his.
+    claims: what its group takes per node and no report has shown yet. shown: a report has shown all of it.
+    held: somebody has been told that it is his. broken: the broker was told that a node of it is dead.
+    left_at: when Ray took the order to remove it. stuck: it was given up: not created in time, or not seen
+    gone in time. alarm: a sentence about that.
     """
 
     request: str
@@ -73,11 +79,16 @@ class Placement:
     group_id: str = ""
     nodes: tuple[str, ...] = ()
     claims: dict[str, dict[str, float]] = field(default_factory=dict)
-    stage: str = "looking"  # looking, creating, created, removing, leaving; found: after a restart; lost
+    stage: str = "looking"  # looking, creating, created, removing, leaving; found: after a restart
     unwanted: bool = False
     held: bool = False
+    shown: bool = False
     search: str = ""
     asked_at: float = 0.0
+    left_at: float = 0.0
+    broken: bool = False
+    stuck: bool = False
+    alarm: str = ""
     shape: Hashable = field(init=False)
 
     def __post_init__(self) -> None:
@@ -96,6 +107,7 @@ class Placements:
         self.cluster = cluster
         self.feed = feed
         self.clock = clock
+        self.phantom_seconds = PHANTOM_SECONDS
         self.nodes: tuple[Node, ...] = ()
         self._placements: dict[tuple[str, int], Placement] = {}
         self._wake = asyncio.Event()
@@ -104,8 +116,19 @@ class Placements:
 
     @property
     def idle(self) -> bool:
-        """Whether no group exists, is on its way, or is being removed."""
-        return not self._placements and not self._tasks
+        """Whether no group exists, is on its way, or is being removed. Nobody waits for those
+        that are stuck."""
+        still_asked = sum(one.stage == "creating" for one in self.stuck)  # each has a task that waits for Ray
+        return len(self.stuck) == len(self._placements) and len(self._tasks) <= still_asked
+
+    @property
+    def stuck(self) -> list[Placement]:
+        return [one for one in self._placements.values() if one.stuck]
+
+    @property
+    def groups(self) -> list[Placement]:
+        """Those that Ray was asked for, and that are not known to be gone."""
+        return [one for one in self._placements.values() if one.stage != "looking"]
 
     # --- what the broker asks for -------------------------------------------------------------
 
@@ -127,9 +150,6 @@ class Placements:
             placement.unwanted = True
         elif placement.stage == "created":
             self._begin_removal(placement)
-        elif placement.stage == "lost":
-            placement.stage = "leaving"
-            self._wake.set()
 
     def _over(self, request: str, attempt: int) -> None:
         self._placements.pop((request, attempt), None)
@@ -148,10 +168,9 @@ class Placements:
         if state not in (None, "REMOVED"):
             await self._go_on(placement)
         elif placement.held and not placement.unwanted:
-            placement.stage = "lost"
-            self.feed(ev.PlacementLost(placement.request, placement.attempt, "its placement group is gone"))
+            self._lost(placement)
         elif placement.group_id:
-            placement.stage = "leaving"
+            placement.stage, placement.left_at = "leaving", self.clock()
             self._wake.set()
         elif placement.unwanted:
             self._over(placement.request, placement.attempt)
@@ -178,9 +197,8 @@ class Placements:
         while True:
             try:
                 await self.read_nodes()
-                self._give_up_on_ray()
-                waited_for = bool(self._in("looking") or self._in("leaving"))
-                if waited_for and self._settle(await self.cluster.free()):
+                await self._give_up_on_ray()
+                if self._waited_for and self._settle(await self.trusted_figures()):
                     quiet_since = self.clock()
             except Exception:
                 logger.exception("looking at the cluster failed; trying again")
@@ -188,7 +206,7 @@ class Placements:
             await self._pause(quiet_since)
 
     async def _pause(self, quiet_since: float) -> None:
-        if self._in("looking") or self._in("leaving"):
+        if self._waited_for:
             quiet = self.clock() - quiet_since > 1
             await asyncio.sleep(LOOK_SECONDS_UNCHANGED if quiet else LOOK_SECONDS)
             return
@@ -205,28 +223,80 @@ class Placements:
             return
         nodes = await self.cluster.nodes()
         self._nodes_read_at = now
-        if nodes != self.nodes:
+        live = {node.id for node in nodes}
+        broken = [one for one in self._in("created") if not one.broken and not live.issuperset(one.nodes)]
+        for placement in broken:
+            placement.broken = True
+        if nodes != self.nodes or broken:  # a group may become ready just when its node is struck off the list
             self.nodes = nodes
             self.feed(ev.NodesChanged(nodes))
 
     def _in(self, *stages: str) -> list[Placement]:
         return [one for one in self._placements.values() if one.stage in stages]
 
-    def _settle(self, free: Rooms) -> bool:
+    @property
+    def _waited_for(self) -> bool:
+        """Whether somebody looks for nodes, or waits for a removal that may still be seen any moment."""
+        return any(
+            one.stage == "looking" or (one.stage == "leaving" and not one.stuck) for one in self._placements.values()
+        )
+
+    async def trusted_figures(self) -> Rooms | None:
+        """What is free on each node; None if the figures cannot be true: for a second or two after the GCS was
+        started again they show every node wholly free. A node that has shown one of our groups, and does not
+        although the group is there, gives them away."""
+        free = await self.cluster.free()
+        if self._doubtful(free):
+            await self.look_after(free)  # somebody may have removed it
+        return None if self._doubtful(free) else free
+
+    def _doubtful(self, free: Rooms) -> bool:
+        return any(
+            placement.shown and not placement.broken and node in free
+            and not holds_group(free[node], placement.group_id)
+            for placement in self._in("created")
+            for node in placement.nodes
+        )  # fmt: skip
+
+    def _settle(self, free: Rooms | None) -> bool:
         """Does what the cluster's figures allow. True if anything came of it."""
-        changed = False
-        for placement in self._in("leaving"):
-            if not any(holds_group(room, placement.group_id) for room in free.values()):
-                self._over(placement.request, placement.attempt)
-                changed = True
-        for placement in self._in("creating", "created", "removing"):
-            for node in list(placement.claims):
-                if placement.group_id and holds_group(free.get(node, {}), placement.group_id):
-                    del placement.claims[node]
+        if free is None:
+            return False
+        changed = self.see_what_left(free)
         misfits: dict[Hashable, Misfit] = {}  # room only shrinks meanwhile, so what fitted nowhere still does
         for placement in self._in("looking"):
             changed |= self._look(placement, free, misfits)
         return changed
+
+    def _drop_shown_claims(self, free: Rooms) -> None:
+        for placement in self._in("creating", "created", "removing"):
+            for node in list(placement.claims):
+                if placement.group_id and holds_group(free.get(node, {}), placement.group_id):
+                    del placement.claims[node]
+            placement.shown = bool(placement.group_id) and not placement.claims
+
+    def see_what_left(self, free: Rooms) -> bool:
+        """Ends what the figures do not show any more, and gives up waiting for what they show too long."""
+        self._drop_shown_claims(free)
+        changed = False
+        for placement in self._in("leaving"):
+            seconds = self.clock() - placement.left_at
+            if not any(holds_group(room, placement.group_id) for room in free.values()):
+                self._over(placement.request, placement.attempt)
+                changed = True
+            elif seconds >= self.phantom_seconds and not placement.stuck:
+                self._give_up(
+                    placement,
+                    f"Ray has not given back the room of placement group '{placement.name}' ({_where(placement)}) "
+                    f"in {seconds:.0f} s since its removal: it counts as phantom until it is seen free",
+                )
+                self.feed(ev.PlacementStuck(placement.request, placement.attempt))
+                changed = True
+        return changed
+
+    def _give_up(self, placement: Placement, alarm: str) -> None:
+        placement.stuck, placement.alarm = True, alarm
+        logger.warning(alarm)
 
     def _look(self, placement: Placement, free: Rooms, misfits: dict[Hashable, Misfit]) -> bool:
         """Creates the group if there is room for it now; gives up when its time is over."""
@@ -248,24 +318,45 @@ class Placements:
             self.feed(ev.PlacementWaits(placement.request, placement.attempt, found.as_search))
         return False
 
-    def _give_up_on_ray(self) -> None:
-        """A group that Ray does not create in time: somebody outside the broker took the room first. Its
-        grant gives its charge back; the group is removed when Ray has created it after all."""
-        for placement in self._in("creating"):
-            until = max(placement.give_up_at, placement.asked_at + CREATE_LEAST_SECONDS)
-            if not placement.unwanted and self.clock() >= until:
-                placement.unwanted = True
-                seconds = self.clock() - placement.asked_at
-                why = f"Ray did not create its placement group in {seconds:.0f} s: others took the room"
-                self.feed(ev.PlacementFailed(placement.request, placement.attempt, why, group_pending=True))
+    async def _give_up_on_ray(self) -> None:
+        """A group that Ray does not create in time: somebody outside the broker took the room first, or Ray's
+        own scheduling hangs. It is removed when Ray has created it after all; its room is a phantom until
+        then."""
+        if not self._late_ones():
+            return
+        free = await self.trusted_figures()
+        if free is None:
+            return
+        self._drop_shown_claims(free)
+        for placement in self._late_ones():
+            rooms = self._rooms(free, placement.labels, besides=placement)
+            no_room = isinstance(find_nodes(placement.bundles, placement.strategy, rooms), Misfit)
+            because = "others took the room" if no_room else "though the room for it is visible"
+            seconds = self.clock() - placement.asked_at
+            self._give_up(
+                placement,
+                f"Ray has not created placement group '{placement.name}' in {seconds:.0f} s, {because}: "
+                "that counts as phantom until the group is created, and removed, or gone",
+            )
+            placement.unwanted = True
+            why = f"Ray did not create its placement group in {seconds:.0f} s: {because}"
+            self.feed(ev.PlacementFailed(placement.request, placement.attempt, why, group_pending=True))
 
-    def _rooms(self, free: Rooms, labels: Mapping[str, str]) -> Rooms:
-        """What may be used on each node: what is free, less what our own groups will show as taken."""
+    def _late_ones(self) -> list[Placement]:
+        return [
+            one
+            for one in self._in("creating")
+            if not one.stuck and self.clock() >= max(one.give_up_at, one.asked_at + CREATE_LEAST_SECONDS)
+        ]
+
+    def _rooms(self, free: Rooms, labels: Mapping[str, str], besides: Placement | None = None) -> Rooms:
+        """What may be used on each node: what is free, less what our own groups (`besides` that one) will
+        show as taken."""
         rooms = {node.id: dict(free.get(node.id, {})) for node in self.nodes if node.has_labels(labels)}
         for placement in self._in("creating", "created", "removing"):
             for node, taken in placement.claims.items():
                 room = rooms.get(node)
-                if room is not None:
+                if room is not None and placement is not besides:
                     for resource, amount in taken.items():
                         room[resource] = room.get(resource, 0.0) - amount
         return rooms
@@ -291,9 +382,12 @@ class Placements:
                 lambda: self.cluster.created(placement.group_id), f"waiting for {placement.name}"
             )
         except GroupGone:
-            self._failed(placement, "somebody removed its placement group before it was ready")
+            if placement.stage == "creating":
+                self._failed(placement, "somebody removed its placement group before it was ready")
             return
-        placement.stage = "created"
+        if placement.stage != "creating":
+            return  # `look_after` has seen to it
+        placement.stage, placement.stuck, placement.alarm = "created", False, ""
         _claim(placement, placement.nodes)
         if placement.unwanted:
             self._begin_removal(placement)
@@ -328,14 +422,58 @@ class Placements:
     async def _remove(self, placement: Placement) -> None:
         """Asks until Ray has taken the order: a removal must not be lost because the GCS was away."""
         await answered(lambda: self.cluster.remove_group(placement.group_id), f"removing {placement.name}")
-        placement.stage = "leaving"
+        placement.stage, placement.left_at = "leaving", self.clock()
         self._wake.set()
+
+    # --- what is looked at from time to time: see audit.py ------------------------------------
+
+    async def look_after(self, free: Rooms) -> None:
+        """Finds out what became of groups that no node shows, and of those that lost a node.
+
+        One that lost a node between its creation and Ray's answer is removed, if nobody wants it any more:
+        Ray leaks nothing of what was CREATED once.
+        """
+        for placement in self._in("creating"):
+            if placement.unwanted and placement.group_id:
+                state, _ = await self.cluster.look(placement.group_id)
+                if state == "RESCHEDULING" and placement.stage == "creating":
+                    placement.stuck, placement.alarm = False, ""
+                    self._begin_removal(placement)
+        for placement in self._in("created"):
+            if any(holds_group(room, placement.group_id) for room in free.values()) and not placement.broken:
+                continue
+            state, nodes = await self.cluster.look(placement.group_id)
+            if placement.stage != "created":
+                continue  # it was given back meanwhile
+            if state in (None, "REMOVED"):
+                self._lost(placement)
+            elif placement.broken and state == "CREATED" and {node.id for node in self.nodes}.issuperset(nodes):
+                placement.broken, placement.nodes = False, nodes
+                _claim(placement, nodes)
+                self.feed(ev.PlacementReady(placement.request, placement.attempt, placement.group_id, nodes))
+
+    def _lost(self, placement: Placement) -> None:
+        why = "somebody outside of the broker removed it"
+        logger.warning("placement group '%s' is gone: %s", placement.name, why)
+        del self._placements[placement.request, placement.attempt]
+        self.feed(ev.PlacementLost(placement.request, placement.attempt, why))
 
 
 def _claim(placement: Placement, nodes: Sequence[str]) -> None:
     """Notes what the group takes on each node until the node's own report shows it."""
-    placement.claims = {}
+    placement.claims = _by_node(placement, nodes)
+
+
+def _by_node(placement: Placement, nodes: Sequence[str]) -> dict[str, dict[str, float]]:
+    held: dict[str, dict[str, float]] = {}
     for node, bundle in zip(nodes, placement.bundles, strict=True):
-        taken = placement.claims.setdefault(node, {})
+        taken = held.setdefault(node, {})
         for resource, amount in bundle.items():
             taken[resource] = taken.get(resource, 0.0) + amount
+    return held
+
+
+def _where(placement: Placement) -> str:
+    """What it holds and where: "4 GPU on node n1, 4 GPU on node n2"."""
+    held = _by_node(placement, placement.nodes)
+    return ", ".join(f"{describe_bundle(taken)} on node {node}" for node, taken in held.items())

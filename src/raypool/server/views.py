@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from raypool.core.broker import Broker
 from raypool.core.explain import explanation_of, wait_reasons
@@ -58,6 +59,8 @@ def view_request(broker: Broker, request: Request, borrowed: dict[str, int] | No
         lifetime=spec.lifetime,
         retry_of=spec.retry_of,
         description=spec.description,
+        on_node_loss=spec.on_node_loss,
+        repair_until=allocation.repair_until if allocation is not None and request.status.running else None,
     )
 
 
@@ -80,15 +83,16 @@ def _borrowed_in(pool: Pool) -> dict[str, dict[str, int]]:
 
 def view_pool(pool: Pool) -> PoolView:
     ledger, spec = pool.ledger, pool.spec
+    at = ledger.index
     policies = view_policies(pool)
     return PoolView(
         name=pool.name,
         description=spec.description,
         queueing=spec.queueing,
         capacity=dict(spec.capacity),
-        used={key: most - ledger.free[ledger.index[key]] for key, most in spec.capacity.items()},
-        free={key: ledger.free[ledger.index[key]] for key in spec.capacity},
-        leaving={key: ledger.leaving[ledger.index[key]] for key in spec.capacity},
+        used={key: most - ledger.free[at[key]] - ledger.phantom[at[key]] for key, most in spec.capacity.items()},
+        free={key: ledger.free[at[key]] for key in spec.capacity},
+        leaving={key: ledger.leaving[at[key]] for key in spec.capacity},
         borrowed={key: sum(policy.borrowed.get(key, 0) for policy in policies) for key in spec.capacity},
         queued=len(pool.queue),
         active=sum(policy.active for policy in policies),
@@ -98,6 +102,7 @@ def view_pool(pool: Pool) -> PoolView:
         node_labels=dict(spec.node_labels),
         ray_resources=dict(spec.ray_resources),
         policies=policies,
+        phantom={key: ledger.phantom[at[key]] for key in spec.capacity},
     )
 
 
@@ -143,6 +148,7 @@ def view_broker(
     version: str = "",
     degraded: str = "",
     journal: str = "",
+    outside: Iterable[dict[str, Any]] = (),
 ) -> BrokerView:
     counts: dict[str, int] = {}
     for request in broker.requests.values():
@@ -158,4 +164,5 @@ def view_broker(
         version=version,
         degraded=degraded,
         journal=journal,
+        outside=list(outside),
     )
