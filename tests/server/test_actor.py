@@ -8,7 +8,7 @@ import pytest
 from raypool.errors import BrokerDegraded, BrokerFault, Refused, SpecError
 from raypool.server.actor import steady_clock
 
-from .fake_cluster import AwayCluster, FakeCluster, HeldBackCluster, node
+from .fake_cluster import AwayCluster, FakeCluster, HeldBackCluster, actor_id, node
 from .virtual_time import run
 from .world import World, policy, pool
 
@@ -77,7 +77,7 @@ def test_a_request_is_found_by_a_unique_beginning_of_its_id():
             for unknown in ("x", ""):
                 with pytest.raises(Refused, match="`raypool request list` shows those there are"):
                     await world.view(unknown)
-            with pytest.raises(SpecError, match="a request id is a string, got int"):
+            with pytest.raises(SpecError, match="request_id: must be a string, got 7"):
                 await world.view(5)
 
     run(story)
@@ -274,13 +274,13 @@ def test_a_dead_actor_gives_back_what_it_lived_in():
         async with World() as world:
             for id in ("a", "b"):
                 await world.run(id)
-                await world.actor.attach_actor(id, f"actor-{id}")
+                await world.actor.attach_actor(id, actor_id(id))
             await world.pass_seconds(1)
-            world.cluster.actors_dead.add("actor-a")
+            world.cluster.actors_dead.add(actor_id("a"))
             await world.pass_seconds(1)
             assert (await world.status("a"), await world.status("b")) == ("released", "allocated")
             with pytest.raises(Refused, match="there is no request"):
-                await world.actor.attach_actor("x", "actor-x")
+                await world.actor.attach_actor("x", actor_id("x"))
 
     run(story)
 
@@ -397,8 +397,8 @@ def test_dead_actors_are_found_in_turn_when_there_are_many():
         async with World(FakeCluster(node("n1", 60)), [pool(gpu=60)]) as world:
             for i in range(50):
                 await world.run(f"r{i}")
-                await world.actor.attach_actor(f"r{i}", f"actor{i}")
-            world.cluster.actors_dead = {"actor0", "actor49"}
+                await world.actor.attach_actor(f"r{i}", actor_id(f"r{i}"))
+            world.cluster.actors_dead = {actor_id("r0"), actor_id("r49")}
             await world.pass_seconds(2)
             assert [await world.status(f"r{i}") for i in (0, 25, 49)] == ["released", "allocated", "released"]
 

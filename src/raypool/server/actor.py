@@ -29,7 +29,8 @@ from raypool.core.instructions import (
 from raypool.core.replay import Unreadable
 from raypool.core.request import Allocation, Request
 from raypool.core.snapshot import Snapshots
-from raypool.errors import BrokerDegraded, BrokerFault, Refused, SpecError
+from raypool.errors import BrokerDegraded, BrokerFault, Refused
+from raypool.server.calls import checked
 from raypool.server.cluster import RayCluster
 from raypool.server.journal import Journal
 from raypool.server.placement import Placement, Placements, answered
@@ -53,8 +54,10 @@ SILENT_SECONDS = 2.0
 """A GCS that has owed an answer for so long is reported as silent."""
 
 
+@checked
 class PoolBroker:
-    """The broker's calls. `cluster` is Ray, or a fake with the same methods; `store` keeps the journal.
+    """The broker's calls; what may be said in them is in calls.py. `cluster` is Ray, or a fake with the same
+    methods; `store` keeps the journal.
 
     degraded: why it only answers questions; "" while it is well.
     """
@@ -321,8 +324,6 @@ class PoolBroker:
     def _known(self, request_id: str) -> Request:
         """The request of that whole id. What changes something takes no shortened ids: a call that is
         repeated could mean another request the second time."""
-        if not isinstance(request_id, str):
-            raise SpecError(f"a request id is a string, got {type(request_id).__name__}")
         request = self.broker.requests.get(request_id)
         if request is None:
             self._refuse_if_degraded()  # it may have known it: nobody shall take his request for lost
@@ -331,7 +332,7 @@ class PoolBroker:
 
     def _meant(self, request_id: str) -> Request:
         """The request of that id, or of the only id that begins so."""
-        if not isinstance(request_id, str) or request_id in self.broker.requests:
+        if request_id in self.broker.requests:
             return self._known(request_id)
         matches = [one for one in self.broker.requests if one.startswith(request_id)] if request_id else []
         if len(matches) == 1:

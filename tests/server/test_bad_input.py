@@ -1,0 +1,235 @@
+"""Nothing that is sent can stop or spoil the broker: calls with junk, nearly right, in any order, twice, after
+the end, with crashes in between.
+
+After each call the laws hold, the journal tells the same state, and a call that raised has changed nothing.
+RAYPOOL_HISTORIES says how many are played. What they have found stands as plain tests at the end.
+"""
+
+import asyncio
+import inspect
+import json
+import math
+import os
+import typing
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from raypool.core.snapshot import Snapshots
+from raypool.errors import BrokerDegraded, BrokerFault, RaypoolError, Refused, SpecError
+from raypool.server.actor import PoolBroker
+from raypool.server.calls import CONFIG_CHARACTERS, SPEC_CHARACTERS, WORDS
+from raypool.server.ray_actor import CALLS
+from raypool.server.stores import StoreTaken
+
+from .fake_cluster import FakeCluster, actor_id, node
+from .virtual_time import run
+from .world import World, policy, pool
+
+EXAMPLES = 2 * int(os.environ.get("RAYPOOL_HISTORIES", "10"))
+SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
+
+# --- what is sent -----------------------------------------------------------------------------
+
+NUMBERS = [0, -1, 1, 2**31, 2**63, -(2**64), 10**400, 0.5, -0.0, 1e308, 5e-324, math.nan, math.inf, -math.inf, True]
+TEXTS = ["", " ", "a", "p", "red", "\x00", "\n", "\ud800", "x" * 129, "y" * 5_000, "é/ü", "__class__", "None", "16GiB"]
+JUNK = st.recursive(
+    st.sampled_from([None, False, b"x", (1,), {1}, object, *NUMBERS, *TEXTS]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(TEXTS), inner, max_size=3),
+    max_leaves=6,
+)
+IDS = st.sampled_from(["a", "b", "c", "ab", "d"])
+POOLS = st.sampled_from(["p", "q"])
+OWNERS = st.sampled_from(["red", "blue", "green"])
+SETTINGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "gpu_count": st.integers(0, 9),
+        "cpu_count": st.sampled_from([1, 0.5, 1e9, 5e-324]),
+        "memory": st.sampled_from(["1KB", "16GiB", "999999PB"]),
+        "pool_resources": st.dictionaries(st.sampled_from(["gpu", "licence", "\u00e9"]), st.integers(1, 10**15)),
+        "preemptible": st.booleans(),
+    },
+)
+SPECS = st.fixed_dictionaries(
+    {"id": IDS, "component": OWNERS},
+    optional={
+        "resources": SETTINGS,
+        "workers": st.sampled_from([1, 2, 10_000]),
+        "bundles": st.lists(SETTINGS, min_size=1, max_size=3),
+        "pool": POOLS,
+        "strategy": st.sampled_from(["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]),
+        "grace_seconds": st.sampled_from([0, 5, 1e9]),
+        "lifetime": st.just("detached"),
+        "retry_of": IDS,
+        "description": st.sampled_from(["", "x" * 4096]),
+    },
+)
+AMOUNTS = st.dictionaries(st.sampled_from(["gpu", "licence", "mcpu"]), st.sampled_from([1, 4, 8, 10**15]), max_size=2)
+CONFIGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "pools": st.lists(
+            st.fixed_dictionaries(
+                {"name": POOLS, "capacity": AMOUNTS},
+                optional={
+                    "queueing": st.sampled_from(["strict", "backfill"]),
+                    "grace_seconds": st.sampled_from([0, 1e9]),
+                    "infeasible": st.sampled_from(["wait", "reject"]),
+                    "placement_timeout_seconds": st.sampled_from([5e-324, 1, 10**6]),
+                    "ray_resources": st.just({"licence": "trt"}),
+                    "node_labels": st.just({"kind": "a"}),
+                },
+            ),
+            max_size=2,
+        ),
+        "policies": st.lists(
+            st.fixed_dictionaries(
+                {"pool": POOLS, "component": OWNERS, "priority": st.sampled_from([0, 1, 10**15])},
+                optional={"reserved": AMOUNTS, "limit": AMOUNTS},
+            ),
+            max_size=3,
+        ),
+        "unmanaged": st.sampled_from(["allow", "reject"]),
+    },
+)
+
+
+@st.composite
+def nearly(draw, right):
+    """What is right, with a place in it that may not be."""
+    value = draw(right)
+    place = value
+    while draw(st.booleans()):
+        inner = [one for one in (place.values() if isinstance(place, dict) else place) if isinstance(one, dict | list)]
+        if not inner:
+            break
+        place = draw(st.sampled_from(inner))
+    if isinstance(place, list):
+        place.append(draw(JUNK))
+    else:
+        place[draw(st.sampled_from([*sorted(place), "unknown", "z" * 10_000]))] = draw(JUNK)
+    return value
+
+
+RIGHT = {
+    "config": CONFIGS,
+    "spec": SPECS,
+    "request_id": IDS,
+    "group_id": st.just("0001"),
+    "actor_id": st.just(actor_id("a")),
+    "job": st.none() | st.sampled_from(["job1", "job2"]),
+    "name": POOLS,
+    "pool": POOLS,
+    "component": OWNERS,
+    "component_type": st.just("team"),
+    "status": st.none() | st.just("pending"),
+    "reason": st.just("because"),
+    "seen": st.sampled_from([-1, 0, 5]),
+    "timeout_seconds": st.sampled_from([0, 0.5, 2]),
+    "ended": st.booleans(),
+    "discard_journal": st.booleans(),
+}
+NEARLY = {word: nearly(RIGHT[word]) | JUNK if word in ("config", "spec") else JUNK for word in RIGHT}
+TAKES = {name: list(inspect.signature(getattr(PoolBroker, name)).parameters)[1:] for name in CALLS}
+OFTEN = ("submit", "submit", "submit", "apply", "release", "cancel", "forget")
+
+
+@st.composite
+def calls(draw, wrong=st.booleans()):
+    """A call, by name, with its arguments; wrong: whether one of them may be, or their number."""
+    name = draw(st.sampled_from([*CALLS, *OFTEN]))
+    more = {word: draw(RIGHT[word]) for word in TAKES[name]}
+    args = ()
+    if draw(wrong):
+        how = draw(st.sampled_from(["value", "value", "value", "left out", "unknown", "too many"]))
+        if how == "unknown":
+            more[draw(st.sampled_from(["sean", "self", "z" * 10_000]))] = draw(JUNK)
+        elif how == "too many":
+            args = (draw(JUNK),) * (len(more) + 1)
+        elif more:
+            word = draw(st.sampled_from(sorted(more)))
+            del more[word]
+            if how == "value":
+                more[word] = draw(NEARLY[word])
+    return name, args, more
+
+
+STEPS = st.lists(
+    st.one_of(calls(), calls(), calls(), st.sampled_from(["again", "crash", "pass"])), min_size=1, max_size=12
+)
+
+
+# --- what must be so --------------------------------------------------------------------------
+
+
+def state(broker):
+    """All that a broker knows, but for the time of the last event."""
+    head, *lines = Snapshots().lines_of(broker, 0)
+    return [{**json.loads(head), "at": None}, *map(json.loads, lines)]
+
+
+async def send(world, name, args, more):
+    """Sends it, and looks whether anything went wrong that must not."""
+    broker = world.actor.broker
+    before = state(broker)
+    try:
+        json.dumps(await getattr(world.actor, name)(*args, **more))
+    except BrokerFault as error:
+        raise AssertionError(f"{name} {args} {more}") from error
+    except RaypoolError as error:
+        assert world.actor.broker is broker and state(broker) == before, "a call that raised has changed something"
+        assert 0 < len(str(error)) < 3_000, error
+    await world.pass_seconds(0.1)
+    if not world.actor._stopping:
+        assert state(world.actor._journal.again()) == state(world.actor.broker), "the journal tells something else"
+    assert not world.actor.degraded
+
+
+async def crash(world):
+    """The process is gone; the one after it knows the same, unless everything was ended."""
+    await world.pass_seconds(2)
+    before, ended = state(world.actor.broker), world.actor._stopping
+    await world.begin_again()
+    await world.pass_seconds(0.1)
+    if ended:
+        assert await world.actor.requests() == []
+    else:
+        assert [*state(world.actor.broker)] == before
+    assert not world.actor.degraded
+
+
+async def play(steps):
+    policies = [policy("red", reserved={"gpu": 4}), policy("blue", priority=2), policy("blue", pool="q")]
+    pools = [pool(), pool("q", queueing="backfill", grace_seconds=1)]
+    last = ("hello", (), {})
+    async with World(FakeCluster(node("n1"), node("n2", kind="a")), pools, policies) as world:
+        for step in steps:
+            if step == "crash":
+                await crash(world)
+            elif step == "pass":
+                await world.pass_seconds(40)
+            else:
+                last = last if step == "again" else step
+                await send(world, *last)
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=SLOW_IS_FINE)
+@given(st.lists(calls(wrong=st.just(True)), min_size=1, max_size=12))
+def test_junk_in_any_call_is_refused_in_a_sentence_and_changes_nothing(sent):
+    run(lambda: play(sent))
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=SLOW_IS_FINE)
+@given(STEPS)
+def test_calls_in_any_order_twice_and_after_the_end_with_crashes_in_between(steps):
+    run(lambda: play(steps))
+
+
+def test_every_word_of_a_call_is_known_here_and_there():
+    said = {word for words in TAKES.values() for word in words}
+    assert said == set(WORDS) == set(RIGHT)
+
+
+# --- bounds -----------------------------------------------------------------------------------
