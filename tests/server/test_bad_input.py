@@ -13,7 +13,7 @@ import os
 import typing
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from raypool.core.snapshot import Snapshots
@@ -28,7 +28,12 @@ from .virtual_time import run
 from .world import World, policy, pool
 
 EXAMPLES = 2 * int(os.environ.get("RAYPOOL_HISTORIES", "10"))
-SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
+SEARCH = settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
+    phases=[Phase.explicit, Phase.generate, Phase.shrink],
+)
 
 # --- what is sent -----------------------------------------------------------------------------
 
@@ -157,7 +162,7 @@ def calls(draw, wrong=st.booleans()):
 
 
 STEPS = st.lists(
-    st.one_of(calls(), calls(), calls(), st.sampled_from(["again", "crash", "pass"])), min_size=1, max_size=12
+    st.one_of(calls(), calls(), calls(), st.sampled_from(["again", "crash", "pass"])), min_size=8, max_size=16
 )
 
 
@@ -215,13 +220,13 @@ async def play(steps):
                 await send(world, *last)
 
 
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=SLOW_IS_FINE)
-@given(st.lists(calls(wrong=st.just(True)), min_size=1, max_size=12))
+@SEARCH
+@given(st.lists(calls(wrong=st.just(True)), min_size=6, max_size=12))
 def test_junk_in_any_call_is_refused_in_a_sentence_and_changes_nothing(sent):
     run(lambda: play(sent))
 
 
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=SLOW_IS_FINE)
+@SEARCH
 @given(STEPS)
 def test_calls_in_any_order_twice_and_after_the_end_with_crashes_in_between(steps):
     run(lambda: play(steps))

@@ -84,6 +84,7 @@ class PoolBroker:
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stopping = False
+        self._over = False  # nothing is written down any more
 
     def _now(self) -> float:
         """The clock of the events: it never runs back, also when the machine's was set back while the broker
@@ -319,6 +320,7 @@ class PoolBroker:
             await self._durable()
             while not self._placements.idle:
                 await asyncio.sleep(0.02)
+        self._over = True
         await self._journal.erase()
 
     def _known(self, request_id: str) -> Request:
@@ -350,6 +352,8 @@ class PoolBroker:
     async def _change(self, event: ev.Event) -> None:
         """Feeds an event of a caller's, and returns when it is durable. What the core refuses is raised."""
         self._refuse_if_degraded()
+        if self._over:
+            raise Refused("the broker has ended, with all that it knew; `raypool start` starts another")
         self._handle(event)
         await self._durable()
 
@@ -362,7 +366,7 @@ class PoolBroker:
 
     def _feed(self, event: ev.Event) -> None:
         """Feeds what the world reports."""
-        if self.degraded:
+        if self.degraded or self._over:
             return
         try:
             self._handle(event)

@@ -122,9 +122,11 @@ class Journal:
         self._text_size += len(line)
 
     async def flushed(self) -> None:
-        """Until all that was added so far is durable and carried out."""
+        """Until all that was added so far is durable and carried out. Raises StoreTaken if it never will be."""
         if self.written >= self.number:
             return
+        if self._closed:
+            raise StoreTaken("nothing is written any more")
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((self.number, future))
         await future
