@@ -77,7 +77,7 @@ def test_a_request_is_found_by_a_unique_beginning_of_its_id():
             for unknown in ("x", ""):
                 with pytest.raises(Refused, match="`raypool request list` shows those there are"):
                     await world.view(unknown)
-            with pytest.raises(SpecError, match="request_id: must be a string, got 7"):
+            with pytest.raises(SpecError, match="request_id: must be a string, got 5"):
                 await world.view(5)
 
     run(story)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping
 from functools import wraps
 from types import NoneType
@@ -54,6 +55,12 @@ def _printable(value: str) -> str:
     return value
 
 
+def _id_of_ray(value: str) -> str:
+    if not re.fullmatch("[0-9a-f]{32}", value):
+        raise ValueError("must be an id of Ray's")
+    return value
+
+
 Word = Annotated[str, Field(max_length=128), AfterValidator(_printable)]
 
 WORDS: Mapping[str, Any] = {
@@ -61,7 +68,7 @@ WORDS: Mapping[str, Any] = {
     "spec": Annotated[dict[str, Any], _json_of_at_most(SPEC_CHARACTERS)],
     "request_id": Word,
     "group_id": Word,
-    "actor_id": Annotated[str, Field(pattern="^[0-9a-f]{32}$")],
+    "actor_id": Annotated[str, Field(max_length=128), AfterValidator(_id_of_ray)],
     "job": Word,
     "name": Word,
     "pool": Word,
@@ -128,4 +135,6 @@ def _by_word(call: str, words: tuple[str, ...], args: tuple[Any, ...], more: dic
     for word in more:
         if word in given:
             raise SpecError(f"{call}: {word} is given twice")
+        if word not in words:
+            raise SpecError(f"{call}: {shorten(word)} is no argument of it (it takes {', '.join(words) or 'none'})")
     return given | more
