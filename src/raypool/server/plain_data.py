@@ -32,7 +32,6 @@ somebody walks through it."""
 
 PLAIN = (bool, int, float, str, bytes, type(None))
 
-
 CALLED_BY = {
     "deserialize_objects": "_deserialize_object",
     "_deserialize_object": "_deserialize_msgpack_data",
