@@ -52,8 +52,9 @@ TEXTS = [
     "None",
     "16GiB",
 ]
+ODD = [None, False, b"x", (1,), {1}, object, [], {}, *NUMBERS, *TEXTS]
 JUNK = st.recursive(
-    st.sampled_from([None, False, b"x", (1,), {1}, object, *NUMBERS, *TEXTS]),
+    st.sampled_from(ODD),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(TEXTS), inner, max_size=3),
     max_leaves=6,
 )
@@ -219,11 +220,21 @@ async def crash(world):
     assert not world.actor.degraded
 
 
+async def one_of_each(world):
+    """A request that runs, one that waits, and one that is over."""
+    await world.run("c")
+    await world.actor.release("c")
+    await world.run("a", gpu=2)
+    await world.submit("b", gpu=8)
+    await world.pass_seconds(1)
+
+
 async def play(steps):
     policies = [policy("red", reserved={"gpu": 4}), policy("blue", priority=2), policy("blue", pool="q")]
     pools = [pool(), pool("q", queueing="backfill", grace_seconds=1)]
     last = ("hello", (), {})
     async with World(FakeCluster(node("n1"), node("n2", kind="a")), pools, policies) as world:
+        await one_of_each(world)
         for step in steps:
             if step == "crash":
                 await crash(world)
@@ -232,6 +243,35 @@ async def play(steps):
             else:
                 last = last if step == "again" else step
                 await send(world, *last)
+
+
+USUAL = {
+    "config": {}, "spec": {"component": "red"}, "request_id": "a", "group_id": "0001", "actor_id": actor_id("a"),
+    "job": None, "name": "p", "pool": "p", "component": "red", "component_type": "team", "status": None,
+    "reason": "because", "seen": -1, "timeout_seconds": 0, "ended": True, "discard_journal": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_argument_of_every_call_may_be_anything(name):
+    async def story():
+        async with World() as world:
+            await one_of_each(world)
+            for word, value in ((word, value) for word in TAKES[name] for value in ODD):
+                try:
+                    json.dumps(
+                        await getattr(world.actor, name)(**{**{one: USUAL[one] for one in TAKES[name]}, word: value})
+                    )
+                except BrokerFault as error:
+                    raise AssertionError(f"{name}: {word} is {value!r}") from error
+                except RaypoolError:
+                    pass
+            await world.pass_seconds(1)
+            if not world.actor._stopping:
+                assert state(world.actor._journal.again()) == state(world.actor.broker)
+            assert not world.actor.degraded
+
+    run(story)
 
 
 @SEARCH
@@ -248,7 +288,7 @@ def test_calls_in_any_order_twice_and_after_the_end_with_crashes_in_between(step
 
 def test_every_word_of_a_call_is_known_here_and_there():
     said = {word for words in TAKES.values() for word in words}
-    assert said == set(WORDS) == set(RIGHT)
+    assert said == set(WORDS) == set(RIGHT) == set(USUAL)
 
 
 # --- bounds -----------------------------------------------------------------------------------
