@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 import ray
+from ray.cluster_utils import Cluster
 
 import raypool
 from raypool import RequestSpec, ResourceSettings, SpecError
 from raypool.client.broker import BrokerLine, find_broker
 
-from .conftest import until
+from .conftest import Driver, until
 
 pytestmark = pytest.mark.ray
 
@@ -141,6 +142,43 @@ def test_lists_too_deep_for_ray_are_refused_too(line: BrokerLine, levels: int) -
         line.call("submit", {"component": "team", "description": deep(levels)}, None)
     assert len(str(caught.value)) < 400
     assert pid() == before
+
+
+def test_a_reference_in_a_list_tells_of_its_owner_s_death(cluster: Cluster, drivers: Callable[..., Driver]) -> None:
+    """What a caller's presence is known by: it is read, and waited for, though little else is."""
+
+    class Reads:
+        def __init__(self) -> None:
+            from raypool.server.plain_data import take_plain_data_only
+
+            take_plain_data_only()
+            self.heard = ""
+
+        async def here(self, token: list[Any]) -> None:
+            self.heard = "waits"
+            try:
+                await token[0]
+            except ray.exceptions.OwnerDiedError:
+                self.heard = "its owner died"
+
+        async def what(self) -> str:
+            return self.heard
+
+    actor = ray.remote(Reads).options(name="reads", namespace="bad", lifetime="detached", num_cpus=0).remote()
+    assert ray.get(actor.what.remote()) == ""
+    driver = drivers(
+        """
+        token = ray.remote(num_cpus=0)(lambda: time.sleep(300)).remote()
+        said = ray.get_actor("reads", namespace="bad").here.remote([token])
+        print("said")
+        time.sleep(300)
+        """
+    )
+    assert driver.line() == "said"
+    until(lambda: ray.get(actor.what.remote()) == "waits", "the reference is read")
+    driver.kill()
+    until(lambda: ray.get(actor.what.remote()) == "its owner died", "the owner's death is heard of")
+    ray.kill(actor)
 
 
 def test_what_cannot_be_sent_is_a_spec_error_too(line: BrokerLine) -> None:

@@ -248,7 +248,7 @@ async def play(steps):
 USUAL = {
     "config": {}, "spec": {"component": "red"}, "request_id": "a", "group_id": "0001", "actor_id": actor_id("a"),
     "job": None, "name": "p", "pool": "p", "component": "red", "component_type": "team", "status": None,
-    "reason": "because", "seen": -1, "timeout_seconds": 0, "ended": True, "discard_journal": False,
+    "reason": "because", "seen": 2**40, "timeout_seconds": 0, "ended": True, "discard_journal": False,
 }  # fmt: skip
 
 
