@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         BrokerDegraded,
         BrokerFault,
         BrokerUnavailable,
+        GroupLost,
         LeaseEnded,
         NodeLost,
         Preempted,
@@ -42,6 +43,7 @@ _HOME = {
         "BrokerDegraded",
         "BrokerFault",
         "BrokerUnavailable",
+        "GroupLost",
         "LeaseEnded",
         "NodeLost",
         "Preempted",
@@ -71,8 +73,8 @@ __all__ = [
     # policies tested like code
     "simulate", "SimulationReport",
     # errors
-    "RaypoolError", "SpecError", "Refused", "RequestRejected", "RequestCancelled", "NodeLost", "WaitTimeout",
-    "Preempted", "LeaseEnded", "BrokerUnavailable", "BrokerDegraded", "BrokerFault",
+    "RaypoolError", "SpecError", "Refused", "RequestRejected", "RequestCancelled", "GroupLost", "NodeLost",
+    "WaitTimeout", "Preempted", "LeaseEnded", "BrokerUnavailable", "BrokerDegraded", "BrokerFault",
     "__version__",
 ]  # fmt: skip
 

@@ -5,7 +5,8 @@
     ├── Refused             a call that the rules do not allow now: pool in use, id taken, ...
     ├── RequestRejected     no pool can ever run this request as things are configured
     ├── RequestCancelled    the request was cancelled: by its owner, an operator, or its job's end
-    │   └── NodeLost        a node under its placement group died
+    │   └── GroupLost       its placement group is gone, and not by the broker's doing
+    │       └── NodeLost    a node under it died
     ├── WaitTimeout         not granted within wait_timeout_seconds (also a TimeoutError)
     ├── Preempted           the work had to leave for somebody else; says for whom and by which rule
     ├── LeaseEnded          the lease was already given back when it was used
@@ -71,11 +72,15 @@ class RequestCancelled(RequestError):
     """The request was cancelled; the message says by whom and why."""
 
 
-class NodeLost(RequestCancelled):
-    """A node under the request's placement group died; the group was removed whole. The message has the node.
+class GroupLost(RequestCancelled):
+    """The request's placement group is gone, and not by the broker's doing: somebody removed it, or see NodeLost.
 
     What is asked anew with `retry_of=error.request_id` has its place in line.
     """
+
+
+class NodeLost(GroupLost):
+    """A node under the request's placement group died; the group was removed whole. The message has the node."""
 
 
 class WaitTimeout(RequestError, TimeoutError):

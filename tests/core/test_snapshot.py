@@ -130,6 +130,49 @@ def eventful():
     return told, twins
 
 
+def losses():
+    """Nodes that die, groups that vanish, room that Ray keeps, and what is asked again in its place."""
+    told, twins = story(
+        pools=[pool("p", 12, ray_resources={}), pool("q", 4)],
+        policies=[policy("red", "p", 1, reserved=4), policy("blue", "p", 5), policy("blue", "q", 1)],
+        owner_timeout_seconds=20.0,
+    )
+    told.nodes(node("n1", 4), node("n2", 4), node("n3", 4))
+    told.run("again", "red", 2, workers=2, on=("n1", "n2"))
+    told.run("waits", "red", 1, on_node_loss="wait", repair_seconds=5.0, on=("n2",))
+    told.run("repaired", "red", 1, on_node_loss="wait", repair_seconds=5.0, on=("n2",))
+    told.run("fails", "red", 1, on_node_loss="fail", on=("n2",))
+    told.run("vanishes", "red", 1, on=("n1",))
+    told.nodes(node("n1", 4), node("n3", 4))
+    told.submit("taken-up", "red", 2, workers=2, retry_of="again")
+    told.feed(ev.PlacementReady("repaired", 1, "g", ("n3",)))
+    told.feed(ev.PlacementLost("vanishes", 1, "somebody removed it"))
+    told.submit("anew", "red", 1, retry_of="vanishes")
+    told.removed("again")
+    told.pass_seconds(4)
+    told.feed(ev.PlacementStuck("fails", 1))
+    told.pass_seconds(3)
+    told.run("late", "blue", 1, pool="q")
+    told.release("late")
+    told.feed(ev.PlacementStuck("late", 1))
+    told.apply([pool("q", 6)])
+    told.submit("pending", "blue", 1, pool="q")
+    told.feed(ev.PlacementFailed("pending", 1, "late", group_pending=True))
+    told.pass_seconds(2)
+    told.feed(ev.BoundToActor("repaired", "ab"))
+    told.removed("late")
+    told.removed("pending")
+    told.run("pending-2", "blue", 1)
+    return told, twins
+
+
+def test_what_ray_loses():
+    told, _ = losses()
+    assert told.view("anew").number == told.view("vanishes").number
+    assert {told.status(id) for id in ("again", "waits", "fails", "vanishes")} == {"cancelled"}
+    assert told.status("repaired") == "allocated"
+
+
 def test_what_the_histories_do_not_have():
     told, twins = eventful()
     assert twins.number > 20

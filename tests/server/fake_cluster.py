@@ -26,6 +26,11 @@ class FakeGroup:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+def actor_id(name):
+    """An id as Ray's actors have it, that tells which one it is."""
+    return name.encode().hex().rjust(32, "0")
+
+
 def node(id, gpu=8, cpu=64, **labels):
     return Node(id, {"GPU": float(gpu), "CPU": float(cpu), "memory": 256e9}, labels)
 

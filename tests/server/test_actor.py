@@ -77,7 +77,7 @@ def test_a_request_is_found_by_a_unique_beginning_of_its_id():
             for unknown in ("x", ""):
                 with pytest.raises(Refused, match="`raypool request list` shows those there are"):
                     await world.view(unknown)
-            with pytest.raises(SpecError, match="a request id is a string, got int"):
+            with pytest.raises(SpecError, match="request_id: must be a string, got 5"):
                 await world.view(5)
 
     run(story)
@@ -392,7 +392,7 @@ def test_what_the_core_stumbles_over_leaves_no_trace():
                 raise AssertionError("a bug")
 
             world.actor.broker.handle = stumbles
-            with pytest.raises(BrokerFault, match=r"Submitted could not be handled \(AssertionError: a bug\)"):
+            with pytest.raises(BrokerFault, match=r"Submitted could not be handled \(AssertionError"):
                 await world.submit("b", gpu=3)
             assert [one["id"] for one in await world.actor.requests()] == ["a"]
             await world.run("c", gpu=6)

@@ -7,6 +7,7 @@ broker's process restarts, a call waits for it (`RECONNECT_SECONDS`) instead of 
 from __future__ import annotations
 
 import asyncio
+import pickle
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import ray
 import ray.exceptions
 
-from raypool.errors import BrokerUnavailable, RaypoolError
+from raypool.errors import BrokerUnavailable, RaypoolError, SpecError
 
 NAMESPACE = "raypool"
 NAME = "broker"
@@ -60,8 +61,15 @@ class BrokerLine:
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     def send(self, method: str, *args: Any, **more: Any) -> Any:
-        """Calls and returns the reference at once."""
-        return getattr(self.actor, method).remote(*args, **more)
+        """Calls and returns the reference at once. Raises SpecError for what Ray cannot send."""
+        call = getattr(self.actor, method)
+        try:
+            return call.remote(*args, **more)
+        except (TypeError, RecursionError, pickle.PicklingError) as error:
+            why = " ".join(str(error)[:1000].split())[:200]  # Ray repeats all of the argument
+            raise SpecError(
+                f"{method}: the broker takes plain data only, as JSON has it: not what Ray cannot send ({why})"
+            ) from None
 
 
 async def _within(seconds: float, work: Any) -> Any:

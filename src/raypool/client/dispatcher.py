@@ -27,7 +27,7 @@ from ray.core.generated.gcs_pb2 import ActorTableData
 from raypool.client.broker import find_broker, session
 from raypool.client.lease import ASK_AGAIN_SECONDS, Lease
 from raypool.client.waiting import in_place_of, preempted, retry_of
-from raypool.errors import NodeLost, Preempted, RaypoolError
+from raypool.errors import GroupLost, Preempted, RaypoolError
 from raypool.spec import RequestSpec
 
 logger = logging.getLogger("raypool")
@@ -81,7 +81,7 @@ class Dispatcher:
             try:
                 async with lease:
                     return await run.result(lease, await self._function(function), *packed)
-            except (Preempted, NodeLost) as error:
+            except (Preempted, GroupLost) as error:
                 run.again(lease, error)
 
     async def _stream(self, function: list[Any], run: _Run, packed: tuple[Any, Any]) -> AsyncGenerator[Any, None]:
@@ -94,7 +94,7 @@ class Dispatcher:
                         yielded = True
                         yield item
                     return
-            except (Preempted, NodeLost) as error:
+            except (Preempted, GroupLost) as error:
                 run.again(lease, error, may_run_again=not yielded)
 
     async def _function(self, holder: list[Any]) -> Any:
@@ -120,20 +120,20 @@ class _Run:
     def lease(self) -> Lease:
         return Lease(self.spec, self.call.wait_timeout_seconds, self.call.capture_child_tasks)
 
-    def again(self, lease: Lease, error: Preempted | NodeLost, may_run_again: bool = True) -> None:
+    def again(self, lease: Lease, error: Preempted | GroupLost, may_run_again: bool = True) -> None:
         """Goes on with a new request, or raises when it has happened too often or is not wanted.
 
         An error that names another request is not about this call: it is what the function raised, as
         when a call inside of it was preempted too often.
         """
-        if error.request_id != lease.request_id and (error.request_id or isinstance(error, NodeLost)):
+        if error.request_id != lease.request_id and (error.request_id or isinstance(error, GroupLost)):
             raise error
         ours = _of_this_lease(lease, error) if isinstance(error, Preempted) else error
-        if isinstance(error, NodeLost) and self.spec.on_node_loss == "fail":
+        if isinstance(error, GroupLost) and self.spec.on_node_loss == "fail":
             raise ours
         self._once_more(ours, error, may_run_again)
         logger.warning("%s; queued again (%d of %d)", ours, self.times, self.call.max_preemptions)
-        self.spec = in_place_of(lease.spec) if isinstance(error, NodeLost) else retry_of(self.spec)
+        self.spec = in_place_of(lease.spec) if isinstance(error, GroupLost) else retry_of(self.spec)
 
     def _once_more(self, ours: Exception, error: Exception, may_run_again: bool = True) -> None:
         self.times += 1

@@ -15,7 +15,16 @@ from typing import Any
 
 from raypool.client.broker import BrokerLine
 from raypool.client.client import explain
-from raypool.errors import NodeLost, Preempted, Refused, RequestCancelled, RequestError, RequestRejected, WaitTimeout
+from raypool.errors import (
+    GroupLost,
+    NodeLost,
+    Preempted,
+    Refused,
+    RequestCancelled,
+    RequestError,
+    RequestRejected,
+    WaitTimeout,
+)
 from raypool.spec import RequestSpec, new_request_id
 from raypool.view import RequestView
 
@@ -25,8 +34,8 @@ FIRST_LOG_SECONDS = 5.0
 LOG_MOST_SECONDS = 15 * 60.0
 POLL_SECONDS = 30.0
 
-NODE_LOST = "node-lost"
-"""The rule, in a view, by which a request ended whose node died."""
+LOST = {"node-lost": NodeLost, "group-lost": GroupLost}
+"""By the rule of the reason: the request lost its placement group, and may be asked anew in its place."""
 
 
 Granted = tuple[RequestSpec, RequestView, int]
@@ -72,7 +81,7 @@ class Waiting:
             self.granted = self.spec, view, self._seen
         elif view.status == "preempted":
             self.spec, self._submitted = retry_of(self.spec), False
-        elif view.rule == NODE_LOST and self.spec.on_node_loss != "fail":
+        elif view.status == "cancelled" and view.rule in LOST and self.spec.on_node_loss != "fail":
             self.spec, self._submitted = in_place_of(self.spec), False
         elif view.ended:
             raise end_of(view)
@@ -169,8 +178,8 @@ def retry_of(spec: RequestSpec) -> RequestSpec:
 
 
 def in_place_of(spec: RequestSpec) -> RequestSpec:
-    """The same thing asked anew after it lost a node. It names the very request that did: the broker gives
-    it that one's place in line."""
+    """The same thing asked anew after it lost its placement group. It names the very request that did: the
+    broker gives it that one's place in line."""
     return spec.model_copy(update={"id": new_request_id(), "retry_of": spec.id})
 
 
@@ -180,7 +189,7 @@ def end_of(view: RequestView) -> RequestError:
         return preempted(view)
     if view.status == "rejected":
         return RequestRejected(f"request '{view.id}' was rejected: {view.reason}", view.id)
-    kind = NodeLost if view.rule == NODE_LOST else RequestCancelled
+    kind = LOST.get(view.rule or "", RequestCancelled)
     return kind(f"request '{view.id}' was {view.status}: {view.reason}", view.id)
 
 

@@ -166,11 +166,12 @@ class Broker:
             self._first = by_preference(request)
 
     def _number_for(self, spec: RequestSpec) -> int:
-        """A new one; or that of the request that it takes up, if that lost a node and nobody has yet."""
+        """A new one; or that of the request that it takes up, if that lost its group and nobody has yet."""
         lost = self.requests.get(spec.retry_of) if spec.retry_of is not None else None
         if (
             lost is not None
-            and isinstance(lost.reason, NodeLost)
+            and isinstance(lost.reason, NodeLost | GroupLost)
+            and lost.status is Status.CANCELLED
             and lost.spec.on_node_loss != "fail"
             and lost.owner == spec.owner
             and not lost.taken_up

@@ -29,15 +29,16 @@ from raypool.core.instructions import (
 from raypool.core.replay import Unreadable
 from raypool.core.request import Allocation, Request
 from raypool.core.snapshot import Snapshots
-from raypool.errors import BrokerDegraded, BrokerFault, Refused, SpecError
+from raypool.errors import BrokerDegraded, BrokerFault, Refused
 from raypool.server.audit import Audit
+from raypool.server.calls import checked
 from raypool.server.cluster import RayCluster
 from raypool.server.journal import Journal
-from raypool.server.owners import Owners, check_id
+from raypool.server.owners import Owners
 from raypool.server.placement import Placement, Placements, answered
 from raypool.server.stores import RAY, Store, StoreTaken, store_at
 from raypool.server.views import view_broker, view_pool, view_request, view_requests
-from raypool.spec import BrokerConfig, RequestSpec
+from raypool.spec import BrokerConfig, RequestSpec, shorten
 from raypool.version import __version__
 
 logger = logging.getLogger("raypool")
@@ -52,8 +53,10 @@ SILENT_SECONDS = 2.0
 """A GCS that has owed an answer for so long is reported as silent."""
 
 
+@checked
 class PoolBroker:
-    """The broker's calls. `cluster` is Ray, or a fake with the same methods; `store` keeps the journal.
+    """The broker's calls; what may be said in them is in calls.py. `cluster` is Ray, or a fake with the same
+    methods; `store` keeps the journal.
 
     degraded: why it only answers questions; "" while it is well.
     """
@@ -80,6 +83,7 @@ class PoolBroker:
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stopping = False
+        self._over = False  # nothing is written down any more
 
     def _now(self) -> float:
         """The clock of the events: it never runs back, also when the machine's was set back while the broker
@@ -182,9 +186,6 @@ class PoolBroker:
         """
         self._refuse_if_stopping()
         wanted: RequestSpec = RequestSpec.load(spec)
-        for what, given in (("job", job), ("holder", holder)):
-            if given is not None:
-                check_id(what, given)
         known = self.broker.requests.get(wanted.id)
         if known is not None and known.spec.dump() == wanted.dump():
             await self._durable()
@@ -229,8 +230,6 @@ class PoolBroker:
     async def release(self, request_id: str, job: str | None = None) -> dict[str, Any]:
         """Raises Refused for a request of another job than the caller's."""
         request = self._known(request_id)
-        if job is not None:
-            check_id("job", job)
         await self._change(ev.Released(request.id, job))
         return await self.describe(request.id)
 
@@ -249,7 +248,6 @@ class PoolBroker:
     async def attach_actor(self, request_id: str, actor_id: str) -> None:
         """The request is given back when that actor is dead, not when the process that asked is gone."""
         request = self._known(request_id)
-        check_id("actor", actor_id)
         await self._change(ev.BoundToActor(request.id, actor_id))
         self._owners.take_up(request)
 
@@ -344,13 +342,12 @@ class PoolBroker:
             await self._durable()
             while not self._placements.idle:
                 await asyncio.sleep(0.02)
+        self._over = True
         await self._journal.erase()
 
     def _known(self, request_id: str) -> Request:
         """The request of that whole id. What changes something takes no shortened ids: a call that is
         repeated could mean another request the second time."""
-        if not isinstance(request_id, str):
-            raise SpecError(f"a request id is a string, got {type(request_id).__name__}")
         request = self.broker.requests.get(request_id)
         if request is None:
             self._refuse_if_degraded()  # it may have known it: nobody shall take his request for lost
@@ -359,7 +356,7 @@ class PoolBroker:
 
     def _meant(self, request_id: str) -> Request:
         """The request of that id, or of the only id that begins so."""
-        if not isinstance(request_id, str) or request_id in self.broker.requests:
+        if request_id in self.broker.requests:
             return self._known(request_id)
         matches = [one for one in self.broker.requests if one.startswith(request_id)] if request_id else []
         if len(matches) == 1:
@@ -377,6 +374,8 @@ class PoolBroker:
     async def _change(self, event: ev.Event) -> None:
         """Feeds an event of a caller's, and returns when it is durable. What the core refuses is raised."""
         self._refuse_if_degraded()
+        if self._over:
+            raise Refused("the broker has ended, with all that it knew; `raypool start` starts another")
         self._handle(event)
         await self._durable()
 
@@ -389,7 +388,7 @@ class PoolBroker:
 
     def _feed(self, event: ev.Event) -> None:
         """Feeds what the world reports."""
-        if self.degraded:
+        if self.degraded or self._over:
             return
         if isinstance(event, ev.PlacementWaits):  # nothing is decided on it, and it comes often: it is not kept
             self.broker.handle(event, self.broker.now)
@@ -404,20 +403,19 @@ class PoolBroker:
         spoilt is made again from the journal. Raises Refused, BrokerFault."""
         now = self._now()
         try:
-            instructions = self.broker.handle(event, now)
+            self._journal.add(now, event, self.broker.handle(event, now))
         except Refused:
             raise
         except Exception as error:
-            logger.exception("the broker stumbles over %r", event)
+            logger.exception("the broker stumbles over %s", shorten(event, 1000))
             self.broker = self._journal.again()
             self._owners.begin()
             raise BrokerFault(
-                f"a bug of raypool's: {type(event).__name__} could not be handled ({type(error).__name__}: {error}); "
-                "nothing was changed"
+                f"a bug of raypool's: {type(event).__name__} could not be handled "
+                f"({shorten(error, 300)}); nothing was changed"
             ) from error
         if isinstance(event, ev.PlacementReady):
             self._groups[event.group_id] = event.request
-        self._journal.add(now, event, instructions)
         self._set_timer()
 
     def _degrade(self, why: str) -> None:

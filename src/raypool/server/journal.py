@@ -120,8 +120,8 @@ class Journal:
 
     def add(self, at: float, event: ev.Event, instructions: list[Instruction]) -> None:
         """The event was handled. What was decided is done once it is durable."""
+        line = line_of(self.number + 1, at, event, instructions)
         self.number += 1
-        line = line_of(self.number, at, event, instructions)
         self._keep(line)
         self._turns.append(Turn(self.number, line, instructions))
         self._added.set()
@@ -131,7 +131,7 @@ class Journal:
         self._text_size += len(line)
 
     async def flushed(self) -> None:
-        """Until all that was added so far is durable and carried out."""
+        """Until all that was added so far is durable and carried out. Raises StoreTaken if it never will be."""
         if self.written >= self.number:
             return
         if self._closed:

@@ -19,9 +19,7 @@ from typing import Any
 from raypool.core import events as ev
 from raypool.core.broker import Broker
 from raypool.core.request import Request
-from raypool.errors import SpecError
 from raypool.server.cluster import RayCluster
-from raypool.spec import shorten
 
 logger = logging.getLogger("raypool")
 
@@ -119,7 +117,6 @@ class Owners:
 
     def _heard(self, name: str) -> Holder:
         """The process of that name, which has just given a sign of life."""
-        check_id("holder", name)
         holder = self.holders.get(name)
         if holder is None:
             holder = self.holders[name] = Holder(self.clock(), self._timeout())
@@ -139,8 +136,6 @@ class Owners:
 
         Returns whether a token of that process is known; otherwise it should give one.
         """
-        if not isinstance(token, list) or len(token) > 1:
-            raise SpecError(f"token: must be a list with one reference, or an empty one, got {shorten(token)}")
         holder = self._heard(name)
         if token:
             self._take(holder, token[0])
@@ -250,9 +245,3 @@ def _is_over(request: Request) -> bool:
 
 def _not_over(requests: dict[str, Request]) -> dict[str, Request]:
     return {id: request for id, request in requests.items() if not _is_over(request)}
-
-
-def check_id(what: str, given: Any) -> None:
-    """Raises SpecError for what cannot be the id of a job, a process or an actor."""
-    if not isinstance(given, str) or not 0 < len(given) <= 128:
-        raise SpecError(f"{what}: must be a string of 1 to 128 characters, got {shorten(given)}")

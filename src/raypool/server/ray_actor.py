@@ -23,6 +23,10 @@ class BrokerActor:
     "ray" or the path of a SQLite file. Ray says the same again to every later life."""
 
     async def __init__(self, journal: str) -> None:  # type: ignore[misc]  # Ray runs it on the actor's event loop
+        from raypool.server.plain_data import take_plain_data_only
+
+        take_plain_data_only()
+
         from raypool.server.actor import PoolBroker
         from raypool.server.cluster import RayCluster
         from raypool.server.stores import store_at
@@ -33,7 +37,7 @@ class BrokerActor:
 
 
 def _passed_on(name: str) -> Callable[..., Any]:
-    async def call(self: BrokerActor, *args: Any, **more: Any) -> Any:
+    async def call(self: BrokerActor, /, *args: Any, **more: Any) -> Any:
         return await getattr(self.broker, name)(*args, **more)
 
     call.__name__ = name
