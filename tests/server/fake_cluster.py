@@ -269,6 +269,47 @@ class AwayCluster(FakeCluster):
             raise ConnectionError("the GCS is away")
 
 
+class SilentCluster(FakeCluster):
+    """Its GCS gives no answer while `silent`, and no error either."""
+
+    def __init__(self, *nodes: Node) -> None:
+        super().__init__(*nodes)
+        self.speaks = asyncio.Event()
+        self.speaks.set()
+        self.silent_since: float | None = None
+
+    async def _answer(self):
+        await super()._answer()
+        await self.speaks.wait()
+
+    def silence(self):
+        self.speaks.clear()
+        self.silent_since = asyncio.get_running_loop().time()
+
+    def speak(self):
+        self.silent_since = None
+        self.speaks.set()
+
+    @property
+    def silent_seconds(self):
+        return 0.0 if self.silent_since is None else asyncio.get_running_loop().time() - self.silent_since
+
+
+class ForgetfulFigures(FakeCluster):
+    """As Ray's after its GCS was started again: for a while every node seems wholly free, until it has reported."""
+
+    def __init__(self, *nodes: Node) -> None:
+        super().__init__(*nodes)
+        self.unreported: set[str] = set()
+
+    def figures(self):
+        rooms = self.truth()
+        for one in self.live:
+            if one.id in self.unreported:
+                rooms[one.id] = dict(one.resources)
+        return rooms
+
+
 class RefusingCluster(FakeCluster):
     """Ray refuses every placement group."""
 

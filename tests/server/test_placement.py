@@ -2,13 +2,17 @@
 
 import asyncio
 
+import pytest
+
 from .fake_cluster import (
     AwayCluster,
     FakeCluster,
+    ForgetfulFigures,
     HeldBackCluster,
     LateFigures,
     LostAnswers,
     RefusingCluster,
+    SilentCluster,
     SlowCluster,
     node,
 )
@@ -303,6 +307,52 @@ def test_a_slow_cluster_is_only_slow():
                 await world.actor.release(id)
             await world.pass_seconds(10)
             assert (world.free(), cluster.there(), cluster.overcommitted) == (8, [], [])
+
+    run(story)
+
+
+def test_while_the_gcs_gives_no_answer_questions_are_answered_and_it_is_said():
+    async def story():
+        cluster = SilentCluster()
+        async with World(cluster) as world:
+            await world.run("a", gpu=6)
+            await world.submit("b", gpu=4)
+            cluster.silence()
+            given_back = asyncio.create_task(world.actor.release("a"))
+            await world.pass_seconds(30)
+            assert not given_back.done()
+            assert (await world.view("b"))["position"] == 1
+            assert (await world.actor.pool("p"))["active"] == 1
+            [warning] = (await world.actor.overview())["warnings"]
+            assert warning == "Ray's GCS has not answered for 30 s: nothing is placed or removed meanwhile"
+            cluster.speak()
+            await given_back
+            await world.until("b", "allocated")
+            assert (await world.actor.overview())["warnings"] == []
+
+    run(story)
+
+
+@pytest.mark.parametrize("late", [["n1", "n2"], ["n1"], ["n2"]])
+def test_figures_that_cannot_be_true_are_not_believed(late):
+    """Ray shows every node wholly free for a second or two after its GCS was started again."""
+
+    async def story():
+        cluster = ForgetfulFigures(node("n1"), node("n2"))
+        async with World(cluster, [pool(gpu=16)]) as world:
+            await world.run("stays", gpu=4)
+            await world.run("there", gpu=8)
+            await world.run("goes", gpu=4)
+            await world.pass_seconds(2)  # a look at the cluster, in which each group shows
+            cluster.unreported = set(late)
+            await world.actor.release("goes")
+            await world.submit("next", gpu=4)
+            await world.pass_seconds(3)
+            assert (await world.status("next"), world.free()) == ("pending", 0)
+            assert [await world.status(id) for id in ("stays", "there")] == ["allocated", "allocated"]
+            cluster.unreported = set()
+            await world.until("next", "allocated")
+            assert cluster.overcommitted == []
 
     run(story)
 
