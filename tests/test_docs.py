@@ -201,3 +201,15 @@ def test_the_project_stands_alone() -> None:
     outside = re.compile(rb"\.\./shared|shared/conformance|/work/(main|wt|shared)")
     files = [ROOT / name for name in listed.stdout.splitlines() if name != "tests/test_docs.py"]
     assert [str(file) for file in files if file.is_file() and outside.search(file.read_bytes())] == []
+
+
+PROMISED = re.findall(r"`(tests/[^`]+)::(\w+)`", (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(("file", "name"), PROMISED, ids=[name for _, name in PROMISED])
+def test_every_promise_is_held_by_a_test_that_is_there(file: str, name: str) -> None:
+    assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8")
+
+
+def test_there_are_promises() -> None:
+    assert len(PROMISED) > 30
