@@ -346,6 +346,24 @@ def test_a_journal_that_cannot_be_read_degrades_the_broker_and_is_left_as_it_is(
     run(story)
 
 
+@pytest.mark.parametrize("what", ["a directory", "no database", "no place"])
+def test_a_journal_that_cannot_be_opened_degrades_the_broker_with_the_place(what, tmp_path):
+    path = {"a directory": tmp_path, "no database": tmp_path / "file", "no place": tmp_path / "file" / "deeper"}[what]
+    (tmp_path / "file").write_text("this is no database, and long enough to be seen as none" * 20)
+
+    async def story():
+        broker = PoolBroker(FakeCluster(), SqliteStore(path))
+        await broker.begin()
+        overview = await broker.overview()
+        assert f"the journal ({path}) cannot be opened" in overview["degraded"]
+        with pytest.raises(BrokerDegraded):
+            await broker.apply({})
+        await broker.end_all("given up", discard_journal=True)
+        assert (tmp_path / "file").read_text().startswith("this is no database")
+
+    asyncio.run(story())
+
+
 def test_two_brokers_never_write_to_one_journal():
     async def story():
         async with World() as world:

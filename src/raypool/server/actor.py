@@ -36,7 +36,7 @@ from raypool.server.cluster import RayCluster
 from raypool.server.journal import Journal
 from raypool.server.owners import Owners
 from raypool.server.placement import Placement, Placements, answered
-from raypool.server.stores import RAY, Store, StoreTaken, store_at
+from raypool.server.stores import RAY, Store, StoreTaken, StoreUnusable, store_at
 from raypool.server.views import view_broker, view_pool, view_request, view_requests
 from raypool.spec import BrokerConfig, RequestSpec, shorten
 from raypool.version import __version__
@@ -94,7 +94,14 @@ class PoolBroker:
         """Takes up the journal of its life before, and starts the loops. A journal that cannot be read leaves
         it degraded: it answers questions, changes nothing, and leaves the journal and the cluster as they are."""
         self._identity = await answered(self.cluster.identity, "asking which cluster this is")
-        saved = await answered(self._journal.store.load, "reading the journal")
+        try:
+            saved = await answered(self._journal.store.load, "reading the journal")
+        except StoreUnusable as error:
+            self._degrade(
+                f"the journal ({self._journal.store.where}) cannot be opened: {error}. Make it a place that a file "
+                "can be written to on the head node, or `raypool stop --discard-journal`, and start with another"
+            )
+            return
         if saved is None:
             await self._journal.begin()
         else:
@@ -343,7 +350,10 @@ class PoolBroker:
             while not self._placements.idle:
                 await asyncio.sleep(0.02)
         self._over = True
-        await self._journal.erase()
+        try:
+            await self._journal.erase()
+        except StoreUnusable as error:
+            logger.warning("there is no journal to erase: %s", error)
 
     def _known(self, request_id: str) -> Request:
         """The request of that whole id. What changes something takes no shortened ids: a call that is

@@ -25,6 +25,7 @@ from raypool.core import events as ev
 from raypool.core.bundles import Bundle, describe_bundle
 from raypool.core.nodes import Misfit, Node, find_nodes
 from raypool.server.cluster import GroupGone, RayCluster, Rooms, holds_group
+from raypool.server.stores import StoreUnusable
 
 logger = logging.getLogger("raypool")
 
@@ -48,11 +49,11 @@ NODES_SECONDS = 1.0
 
 
 async def answered(ask: Callable[[], Awaitable[T]], what: str) -> T:
-    """Asks until there is an answer: Ray's GCS may be away for a while. GroupGone is an answer."""
+    """Asks until there is an answer: Ray's GCS may be away for a while. GroupGone and StoreUnusable are answers."""
     while True:
         try:
             return await ask()
-        except GroupGone:
+        except (GroupGone, StoreUnusable):
             raise
         except Exception:
             logger.exception("%s failed; trying again", what)

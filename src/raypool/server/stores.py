@@ -26,6 +26,10 @@ class StoreTaken(Exception):
     """Somebody else has written at this place of the journal."""
 
 
+class StoreUnusable(Exception):
+    """There is no store at this place, and none can be made. The message says why, in a few words."""
+
+
 @dataclass(frozen=True)
 class Saved:
     """The last whole generation: its number, its snapshot, and its batches in order."""
@@ -43,7 +47,7 @@ class Store(Protocol):
     """Its name, as `store_at` takes it."""
 
     async def load(self) -> Saved | None:
-        """None if there is no journal."""
+        """None if there is no journal. Raises StoreUnusable."""
 
     async def begin(self, generation: int, snapshot: bytes) -> None:
         """A new generation in the place of every earlier one. Raises StoreTaken if it exists otherwise."""
@@ -173,7 +177,10 @@ class SqliteStore:
 
         def run() -> T:
             if self._connection is None:
-                self._connection = _opened(self._path)
+                try:
+                    self._connection = _opened(self._path)
+                except (sqlite3.Error, OSError) as error:
+                    raise StoreUnusable(str(error)) from error
             with self._connection:
                 return work(self._connection)
 
