@@ -5,8 +5,8 @@
 
 The life of a lease: asked -> waiting -> held -> (notice -> grace) -> ended. Work in a placement group
 that Ray removes must not hang: Ray's own retries are switched off inside a lease, because Ray would
-retry into a group that is no more, for ever; and options made by a lease that has ended raise when
-they are used.
+retry into a group that is no more, for ever; options made by a lease that has ended raise when they
+are used; and what reaches Ray too late all the same is cancelled (`submissions.py`).
 """
 
 from __future__ import annotations
