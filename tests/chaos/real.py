@@ -335,6 +335,8 @@ def report(run: Run, verdict: Verdict) -> None:
         print(f"  {what:<12}{times:>6}")
     if run.machines.gcs_crashes:
         print(f"  the GCS ended by itself {run.machines.gcs_crashes} times: a fault of Ray's, see its logs")
+    if run.world.phantom_gpus:
+        print(f"  Ray leaked room, and the broker says so: {run.world.phantom_gpus} phantom gpu")
     print(f"\n{len(run.drivers.ended)} drivers were born")
     ends = Counter(one.status.value for one in run.world.audits[-1].values())
     print("\nrequests at the end, by the broker's word")

@@ -40,14 +40,14 @@ def audit(*requests):
     return {one.id: one for one in requests}
 
 
-def pool(used):
+def pool(used, phantom=0):
     account = {"priority": 1, "reserved": {}, "limit": {}, "borrowed": {}, "leaving": {}, "queued": 0, "active": 0}
     red = PolicyView(pool="p", component="red", component_type="team", used={"gpu": used}, **account)
     figures = {"leaving": {}, "borrowed": {}, "queued": 0, "active": 0, "grace_seconds": 0.0}
     more = {"placement_timeout_seconds": 30.0, "infeasible": "wait", "node_labels": {}, "ray_resources": {}}
     return PoolView(
-        name="p", description="", queueing="strict", capacity={"gpu": 8}, used={"gpu": used}, free={"gpu": 8 - used},
-        policies=[red], **figures, **more,
+        name="p", description="", queueing="strict", capacity={"gpu": 8}, used={"gpu": used},
+        free={"gpu": 8 - used - phantom}, phantom={"gpu": phantom}, policies=[red], **figures, **more,
     )  # fmt: skip
 
 
@@ -85,6 +85,10 @@ GIVEN_BACK = (*HELD, said("releasing", id="r"), heard("released", to="release"))
             {"groups": {GROUP: "raypool/p/red/r"}, "groups_on_nodes": {GROUP}, "pools": [pool(2)], "gpus_taken": 2.0,
              "gpus_of": {GROUP: 2.0}},
             id="held by a living owner",
+        ),
+        pytest.param(
+            (), None, {"groups_on_nodes": {GROUP}, "pools": [pool(0, phantom=2)], "gpus_taken": 2.0},
+            id="leaked by Ray and told so by the broker",
         ),
     ],
 )  # fmt: skip
@@ -159,6 +163,12 @@ def test_what_is_doubled_is_seen():
         pytest.param(None, {"groups": {GROUP: "raypool/p/red/r"}}, "belongs to no living request", id="group"),
         pytest.param(None, {"groups_on_nodes": {GROUP}}, "which is gone", id="bundles"),
         pytest.param(None, {"gpus_taken": 2.0}, "2 GPUs are taken", id="GPUs"),
+        pytest.param(
+            None,
+            {"groups_on_nodes": {GROUP}, "pools": [pool(0, phantom=1)], "gpus_taken": 2.0},
+            "which is gone",
+            id="told, but not all of it",
+        ),
         pytest.param(None, {"pools": [pool(2)]}, "2 gpu used, by its policies 2, by living requests 0", id="charge"),
         pytest.param(seen("pending", ended_at=None), {"jobs_gone": {JOB: 9.0}}, "its job 0a is over", id="owner"),
         pytest.param(

@@ -238,6 +238,23 @@ def test_the_grace_is_over_when_it_is_over_though_nobody_calls():
     run(story)
 
 
+def test_a_timer_that_comes_a_rounding_error_too_early_does_not_spin():
+    async def story():
+        async with World(
+            pools=[pool(grace_seconds=3.0)], policies=[policy("red"), policy("blue", priority=9)]
+        ) as world:
+            world.actor._ahead = 1e6 + 1 / 3  # a clock that was set back: sums are not exact any more
+            for index in range(20):
+                await world.run(f"r{index}", gpu=8)
+                await world.pass_seconds(0.1 + index / 7)
+                await world.submit(f"b{index}", "blue", gpu=8)
+                await world.until(f"b{index}", "allocated")
+                await world.actor.release(f"b{index}")
+            assert world.actor._journal.number < 20 * 12
+
+    run(story)
+
+
 def test_the_brokers_clock_is_the_epochs_and_stays_steady_when_somebody_sets_the_machines(monkeypatch):
     clock = steady_clock()
     assert abs(clock() - time.time()) < 5

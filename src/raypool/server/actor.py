@@ -49,6 +49,9 @@ TIDY_SECONDS = 0.5
 WATCH_MOST_SECONDS = 60.0
 """A long-poll is answered after this at the latest; its caller asks again."""
 
+LATE_SECONDS = 0.001
+"""Timers may come a rounding error too early, and what is not due yet would set the next one to the same moment."""
+
 SILENT_SECONDS = 2.0
 """A GCS that has owed an answer for so long is reported as silent."""
 
@@ -504,7 +507,7 @@ class PoolBroker:
             self._timer = None
         due = self.broker.next_deadline
         if due is not None:
-            delay = max(due - self._now(), 0.0)
+            delay = max(due - self._now(), LATE_SECONDS)
             self._timer = asyncio.get_running_loop().call_later(delay, self._feed, ev.TimePassed())
 
     # --- tidying ------------------------------------------------------------------------------
