@@ -89,6 +89,40 @@ def may_take(victim: Allocation, request: Request, account: Account, inside: boo
     return ""
 
 
+@dataclass(frozen=True, slots=True)
+class Taker:
+    """A policy whose requests may take what an allocation borrows. why: the rule. unused: what is reserved for it
+    and not in use, of the borrowed keys, under "reclaim"; firm_only: that is in use by its own preemptible work, so
+    only its non-preemptible requests may."""
+
+    account: Account
+    why: str
+    unused: Need = ()
+    firm_only: bool = False
+
+
+def takers(allocation: Allocation, borrowed: Need) -> list[Taker]:
+    """Who could take it, whatever they ask for: highest priority first, then by name. Its own team is among them
+    only with non-preemptible work. Empty for what is leaving, cannot be taken, or borrows nothing."""
+    own, pool = allocation.account, allocation.pool
+    if own is None or pool is None or allocation.leaving or not allocation.preemptible or not borrowed:
+        return []
+    found = []
+    for account in sorted(pool.ledger.accounts.values(), key=lambda one: (-one.priority, one.owner)):
+        room = [(key, account.reserved[key] - account.staying[key]) for key, _ in borrowed]
+        unused = tuple((key, amount) for key, amount in room if amount > 0)
+        if account.priority > own.priority:
+            found.append(Taker(account, "preempt"))
+        elif unused and account is not own:
+            found.append(Taker(account, "reclaim", unused))
+        elif allocation.opportunistic and account.priority == own.priority and account is not own:
+            found.append(Taker(account, "backfilled"))
+        elif any(account.reserved[key] > account.firm[key] for key, _ in borrowed):
+            room = [(key, account.reserved[key] - account.firm[key]) for key, _ in borrowed]
+            found.append(Taker(account, "reclaim", tuple(one for one in room if one[1] > 0), firm_only=True))
+    return found
+
+
 def choose(pool: Pool, outcome: Outcome) -> list[Victim]:
     """The victims for the request that blocks the pool's walk; empty if nobody is to be evicted for it."""
     chosen = enough(pool, outcome)
