@@ -48,7 +48,7 @@ class BesideACopy(CoreRules):
 
 @pytest.mark.parametrize("first", range(0, HISTORIES, 10))
 def test_a_copy_decides_the_same_before_any_event(first):
-    for seed in range(first, first + 3):
+    for seed in range(first, first + (10 if HISTORIES > 10 else 2)):
         trace(random_history(seed), BesideACopy)
 
 

@@ -16,6 +16,7 @@ from raypool.spec import RequestSpec
 from .core_rules import CoreRules
 from .histories import random_history, trace
 from .story import Story, policy, pool
+from .test_placement_walk import Walk
 from .test_rules import HISTORIES
 
 
@@ -70,10 +71,35 @@ made = []
 
 @pytest.mark.parametrize("first", range(0, HISTORIES, 10))
 def test_a_dry_run_is_what_the_submission_becomes(first):
-    for seed in range(first, first + (10 if HISTORIES > 10 else 4)):
+    for seed in range(first, first + (10 if HISTORIES > 10 else 2)):
         made.clear()
         trace(random_history(seed), RunDryFirst)
         assert made[0].compared > 3
+
+
+class WalkRunDryFirst(Walk):
+    compared = 0
+
+    def feed(self, event):
+        if isinstance(event, ev.Submitted):
+            before = lines(self.broker)
+            answer = dry_run(self.broker, event.spec, self.now)
+            assert lines(self.broker) == before
+        super().feed(event)
+        if isinstance(event, ev.Submitted):
+            request = self.broker.requests[event.spec.id]
+            assert view_request(answer.broker, answer.request) == view_request(self.broker, request)
+            assert answer.granted == (request.current is not None)
+            self.compared += 1
+
+
+@pytest.mark.parametrize("seed", range(max(HISTORIES // 10, 1)))
+def test_so_it_is_whatever_ray_answers(seed):
+    walk = WalkRunDryFirst(seed)
+    walk.feed(ev.ConfigApplied(walk.config()))
+    for _ in range(200):
+        walk.step()
+    assert walk.compared > 20
 
 
 def asked(id="dry", component="red", gpu=1, **fields):

@@ -5,13 +5,17 @@ import random
 import pytest
 
 from raypool.core import events as ev
+from raypool.core import what_if
+from raypool.core.broker import World
 from raypool.core.instructions import RemovePlacementGroup, WarnHolder
 from raypool.core.snapshot import Snapshots, broker_of
-from raypool.core.what_if import suggestions
+from raypool.core.what_if import search, suggestions
+from raypool.spec import RequestSpec
 
 from .core_rules import CoreRules
 from .histories import feed, random_history
 from .story import Story, node, policy, pool
+from .test_placement_walk import Walk
 from .test_rules import HISTORIES
 
 
@@ -139,6 +143,30 @@ def test_nothing_is_told_for_what_does_not_wait_in_line(state):
     assert told(story) == {}
 
 
+def test_the_work_is_bounded_and_done_in_pieces(monkeypatch):
+    world = World(confirms_placement=False, confirms_removal=False)
+    story = Story([pool(gpu=400)], [policy("red", reserved=100), policy("blue", reserved=100)], world)
+    for i in range(100):
+        story.broker.handle(submitted(f"r{i}", 4), 0.0)
+    for i in range(200):
+        story.broker.handle(submitted(f"w{i}", 5 + i % 90), 0.0)
+    monkeypatch.setattr(what_if, "MOST_COPIED", 3_000)
+    copied = []
+    copy = what_if.copy_of
+    monkeypatch.setattr(
+        what_if, "copy_of", lambda *args, **more: copied.append(len(args[0].requests)) or copy(*args, **more)
+    )
+    pieces = list(search(story.broker, story.broker.requests["w199"], 0.0))
+    assert sum(copied) < 3_000 + 3 * 300
+    assert len(pieces) >= len(copied) > 5
+    monkeypatch.setattr(what_if, "MOST_REQUESTS", 200)
+    assert told(story, "w199") == {}
+
+
+def submitted(id, gpu):
+    return ev.Submitted(RequestSpec.load({"id": id, "component": "red", "resources": {"gpu_count": gpu}}))
+
+
 # --- each does what it says -------------------------------------------------------------------
 
 
@@ -156,10 +184,23 @@ def applied(broker, suggestion):
     return twin
 
 
+def followed(broker, request, now):
+    """What is suggested for it, each made and seen to do what it says; nothing comes of the asking alone."""
+    before = list(Snapshots().lines_of(broker, 0))
+    found = suggestions(broker, request, now)
+    assert list(Snapshots().lines_of(broker, 0)) == before
+    for one in found:
+        twin = applied(broker, one)
+        assert twin.requests[one.starts].current is not None, one
+        for id in one.leaving:
+            assert twin.requests[id].status.value == "preempted", one
+    return {one.rule for one in found}
+
+
 @pytest.mark.parametrize("first", range(0, HISTORIES, 10))
 def test_every_suggestion_starts_the_request_when_it_is_followed(first):
     seen = set()
-    for seed in range(first, first + 10):
+    for seed in range(first, first + (10 if HISTORIES > 10 else 3)):
         setup, events = random_history(seed)
         chance = random.Random(seed)
         rules = CoreRules(grace=setup["grace"], removal=setup["removal"])
@@ -167,17 +208,18 @@ def test_every_suggestion_starts_the_request_when_it_is_followed(first):
         for event in events:
             feed(rules, event)
             waiting = [one for one in rules.broker.requests.values() if one.waiting]
-            if not waiting or chance.random() > 0.1:
-                continue
-            request = chance.choice(waiting)
-            before = list(Snapshots().lines_of(rules.broker, 0))
-            found = suggestions(rules.broker, request, rules.broker.now)
-            assert list(Snapshots().lines_of(rules.broker, 0)) == before
-            for one in found:
-                twin = applied(rules.broker, one)
-                started = twin.requests[one.starts]
-                assert started.status.value == "allocated", (seed, one)
-                for id in one.leaving:
-                    assert twin.requests[id].status.value == "preempted", (seed, one)
-                seen.add(one.rule)
+            if waiting and chance.random() < 0.1:
+                seen |= followed(rules.broker, chance.choice(waiting), rules.broker.now)
+    assert seen
+
+
+@pytest.mark.parametrize("seed", range(max(HISTORIES // 10, 1)))
+def test_so_it_does_whatever_ray_answers_with_gangs_nodes_and_pins(seed):
+    walk, chance, seen = Walk(seed), random.Random(seed), set()
+    walk.feed(ev.ConfigApplied(walk.config()))
+    for _ in range(200):
+        walk.step()
+        waiting = [one for one in walk.broker.requests.values() if one.waiting]
+        if waiting and chance.random() < 0.15:
+            seen |= followed(walk.broker, chance.choice(waiting), walk.now)
     assert seen

@@ -38,6 +38,9 @@ from raypool.spec import GPU, MCPU, MEMORY_MB, STEP_RUN, BrokerConfig, PolicySpe
 MOST_COPIED = 40_000
 """So many requests and groups are copied for one answer at most: about 0.2 s."""
 
+MOST_REQUESTS = 20_000
+"""Where more than so many wait and run, a copy alone would take too long."""
+
 MOST_KEYS = 3
 MOST_ENDS = 8
 """Of so many keys less is tried, and so many ends of others."""
@@ -227,8 +230,9 @@ def suggestions(broker: Broker, request: Request, now: float) -> list[Suggestion
 def search(broker: Broker, request: Request, now: float) -> Iterator[Suggestion | None]:
     """Each suggestion as it is found, and None after each copy, for who has other things to do meanwhile. What
     becomes of the broker meanwhile is not seen: the search works on the state in which it began. Nothing is
-    searched for a request that waits only for nodes or for its own earlier group."""
-    if request.waiting and (request.queued or all(isinstance(one, Infeasible) for one in request.held_out.values())):
+    searched for a request that waits only for nodes or for its own earlier group, nor among `MOST_REQUESTS`."""
+    in_line = request.queued or all(isinstance(one, Infeasible) for one in request.held_out.values())
+    if request.waiting and in_line and len(broker.requests) - len(broker._ended) <= MOST_REQUESTS:
         yield from _Search(broker, request, now).run()
 
 
@@ -237,13 +241,15 @@ class _Search:
 
     def __init__(self, broker: Broker, request: Request, now: float) -> None:
         self.whole = copy_of(broker)
-        self.short = copy_of(self.whole, short_for=request.id)
         self.now = now
         self.request = self.whole.requests[request.id]
         self.left = MOST_COPIED
         self.found: Suggestion | None = None
 
     def run(self) -> Iterator[Suggestion | None]:
+        yield None
+        self.short = copy_of(self.whole, short_for=self.request.id)
+        yield None
         for kind in (self._any_pool, self._preemptible, self._less, self._fewer_workers, self._limit, self._reserved,
                      self._ends):  # fmt: skip
             yield from kind()
