@@ -209,7 +209,8 @@ class ExplanationView(View):
 class DryRunView(View):
     """What would come of a request if it were submitted now.
 
-    request: it, as it would stand then. starts: whether it would be granted at once. nodes: whether it would be
+    request: it, as it would stand then. starts: whether it would be granted at once. pool: where, at once or when
+    those have left who would be evicted for it. nodes: whether it would be
     placed on today's nodes: where, or what stands in the way; None: nobody knows, or it does not start.
     places: the same as yes, no or unknown. evicts: who would be asked to leave for it: {"id", "component",
     "sentence"}; it starts when they have left.
@@ -217,6 +218,7 @@ class DryRunView(View):
 
     request: RequestView
     starts: bool
+    pool: str | None = None
     places: bool | None = None
     nodes: str | None = None
     evicts: list[dict[str, Any]] = field(default_factory=list)
@@ -233,10 +235,10 @@ class DryRunView(View):
         if request.status == "rejected":
             found = [f"it would be rejected: {request.reason}"]
         elif self.starts:
-            pool = next(iter(request.reasons), None) or request.pool
-            found = [f"it would start now in pool '{pool}'" if pool else "it would start now, in no pool"]
+            where = f"in pool '{self.pool}'" if self.pool else "charged to no pool"
+            found = [f"it would start now, {where}"]
         elif self.evicts:
-            found = ["it would start once those have left who would be evicted for it"]
+            found = [f"it would start in pool '{self.pool}' once those have left who would be evicted for it"]
         else:
             where = "aside" if request.position is None else f"as number {request.position} in line"
             found = [f"it would wait, {where}"]

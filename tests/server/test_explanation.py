@@ -203,6 +203,32 @@ def test_other_calls_are_answered_while_it_is_looked_for_what_would_start_it():
     run(story)
 
 
+def test_what_would_find_no_nodes_is_not_told():
+    async def story():
+        async with World(FakeCluster(node("n1", 4), node("n2", 4)), [pool(gpu=8)]) as world:
+            await world.run("a", gpu=1, strategy="STRICT_SPREAD", workers=2)
+            await world.submit("x", gpu=7)
+            answer = await world.actor.why("x")
+            assert [one["sentence"] for one in answer["would_start"]] == [
+                "asked again with 3 gpu instead of 7, it would start now"
+            ]
+
+    run(story)
+
+
+def test_what_the_end_of_another_gives_back_on_its_nodes_counts():
+    async def story():
+        async with World(FakeCluster(node("n1", 4), node("n2", 4)), policies=[policy(), policy("blue")]) as world:
+            await world.run("a", gpu=3)
+            await world.run("b", gpu=4)
+            await world.submit("x", "blue", gpu=4)
+            answer = await world.actor.why("x")
+            assert [one["rule"] for one in answer["would_start"]] == ["ask-less", "raise-reserved", "other-ends"]
+            assert "if 'a' ended (3 gpu" in answer["would_start"][-1]["sentence"]
+
+    run(story)
+
+
 @pytest.mark.parametrize("gpu", [2, 4, 9])
 def test_a_dry_run_leaves_nothing_behind(gpu):
     async def story():
@@ -228,7 +254,7 @@ def test_a_dry_run_says_when_the_nodes_are_in_pieces():
         async with World(FakeCluster(node("n1", 4), node("n2", 4))) as world:
             await world.run("a", gpu=3, strategy="STRICT_SPREAD", workers=2)
             answer = await world.actor.dry_run({"component": "red", "resources": {"gpu_count": 2}}, None)
-            assert (answer["starts"], answer["places"]) == (True, False)
+            assert (answer["starts"], answer["pool"], answer["places"]) == (True, "p", False)
             assert answer["nodes"] == (
                 "it would not be placed yet: bundle 0 (2 GPU) found no node; the largest free block is 1 GPU"
             )

@@ -40,6 +40,15 @@ class DryRun:
                 found.setdefault(one.request, one.reason)
         return [(self.broker.requests[id], reason) for id, reason in found.items()]
 
+    @property
+    def pool(self) -> str | None:
+        """Where it would start, at once or when those have left who would be evicted for it; None if it would
+        not, or in no pool."""
+        allocation = self.request.current
+        if allocation is not None:
+            return allocation.pool.name if allocation.pool is not None else None
+        return self.evicted[0][1].pool if self.evicted else None
+
 
 def dry_run(
     broker: Broker, spec: RequestSpec, now: float, job: str | None = None, holder: str | None = None

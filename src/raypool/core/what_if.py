@@ -2,7 +2,7 @@
 
 A change is a value that says which events make it (`events`), so what was tried is what is done when somebody
 follows it. "Starts" means granted, as soon as those have left who would be asked to leave for it; whoever is
-leaving already is not waited for. Room on nodes is not looked at here.
+leaving already is not waited for. Whether there is room on nodes is for the caller to say (`Places`).
 
 The changes, in the order in which they are told; of each kind the smallest that is enough:
     1. what costs the request nothing: any pool instead of the pinned one
@@ -221,25 +221,29 @@ class OtherEnds(Suggestion):
 
 # --- the search -------------------------------------------------------------------------------
 
+Places = Callable[[Request, list[tuple[str, int]]], bool]
+"""Whether a granted request would find nodes, when the groups of those grants (request, attempt) are gone."""
 
-def suggestions(broker: Broker, request: Request, now: float) -> list[Suggestion]:
+
+def suggestions(broker: Broker, request: Request, now: float, places: Places | None = None) -> list[Suggestion]:
     """All at once; empty for a request that does not wait in line."""
-    return [one for one in search(broker, request, now) if one is not None]
+    return [one for one in search(broker, request, now, places) if one is not None]
 
 
-def search(broker: Broker, request: Request, now: float) -> Iterator[Suggestion | None]:
+def search(broker: Broker, request: Request, now: float, places: Places | None = None) -> Iterator[Suggestion | None]:
     """Each suggestion as it is found, and None after each copy, for who has other things to do meanwhile. What
     becomes of the broker meanwhile is not seen: the search works on the state in which it began. Nothing is
     searched for a request that waits only for nodes or for its own earlier group, nor among `MOST_REQUESTS`."""
     in_line = request.queued or all(isinstance(one, Infeasible) for one in request.held_out.values())
     if request.waiting and in_line and len(broker.requests) - len(broker._ended) <= MOST_REQUESTS:
-        yield from _Search(broker, request, now).run()
+        yield from _Search(broker, request, now, places).run()
 
 
 class _Search:
     """whole: the state in which it began; short: a short copy of it."""
 
-    def __init__(self, broker: Broker, request: Request, now: float) -> None:
+    def __init__(self, broker: Broker, request: Request, now: float, places: Places | None) -> None:
+        self.places = places
         self.whole = copy_of(broker)
         self.now = now
         self.request = self.whole.requests[request.id]
@@ -423,29 +427,34 @@ class _Search:
             return False
         twin = copy_of(state)
         try:
-            leaving = play(twin, change.events(twin), self.now)
+            evicted, removed = play(twin, change.events(twin), self.now)
         except Refused:
             return False  # it would not be allowed
         request = twin.requests.get(change.starts)
         if request is None or request.current is None:
             return False
-        self.found = replace(change, leaving=tuple(leaving))
+        if self.places is not None and not self.places(request, removed):
+            return False
+        self.found = replace(change, leaving=tuple(evicted))
         return True
 
 
-def play(broker: Broker, events: Iterable[ev.Event], now: float) -> list[str]:
+def play(broker: Broker, events: Iterable[ev.Event], now: float) -> tuple[list[str], list[tuple[str, int]]]:
     """Feeds the events, and has the world do what comes of them: who is warned leaves, and what shall be
-    removed is gone. Returns who was evicted. Raises Refused."""
+    removed is gone. Returns who was evicted, and the grants whose groups were removed. Raises Refused."""
     evicted: dict[str, None] = {}
+    removed: list[tuple[str, int]] = []
     waiting: deque[ev.Event] = deque(events)
     while waiting:
         for instruction in broker.handle(waiting.popleft(), now):
             if isinstance(instruction, ChangeStatus) and instruction.to is Status.PREEMPTING:
                 evicted[instruction.request] = None
+            if isinstance(instruction, RemovePlacementGroup):
+                removed.append((instruction.request, instruction.attempt))
             answer = _answer(instruction)
             if answer is not None:
                 waiting.append(answer)
-    return list(evicted)
+    return list(evicted), removed
 
 
 def _answer(instruction: Instruction) -> ev.Event | None:

@@ -28,10 +28,11 @@ from raypool.core.instructions import (
     WarnHolder,
 )
 from raypool.core.nodes import Misfit
+from raypool.core.pool import Pool
 from raypool.core.replay import Unreadable
 from raypool.core.request import Allocation, Request
 from raypool.core.snapshot import Snapshots
-from raypool.core.what_if import search
+from raypool.core.what_if import Places, search
 from raypool.errors import BrokerDegraded, BrokerFault, Refused
 from raypool.server.audit import Audit
 from raypool.server.calls import checked
@@ -225,16 +226,28 @@ class PoolBroker:
     def _nodes_for(self, answer: DryRun, free: Rooms | None) -> tuple[str, ...] | Misfit | None:
         """Where it would be placed, when those have left who would be evicted for it; None if it would not be,
         or nobody knows what is free."""
-        found = answer.evicted
-        if free is None or not (answer.granted or found):
+        if free is None or not (answer.granted or answer.evicted):
             return None
-        allocation = answer.request.allocation
-        pool = self.broker.pools.get(found[0][1].pool) if allocation is None and found else None
-        pool = allocation.pool if allocation is not None else pool
+        leaving = [(one.id, one.grants) for one, _ in answer.evicted]
+        return self._find_nodes(answer.request.spec, self.broker.pools.get(answer.pool or ""), free, leaving)
+
+    def _places(self, free: Rooms | None) -> Places | None:
+        """Whether what was granted on a copy would find nodes; None if nobody knows what is free."""
+        if free is None:
+            return None
+
+        def places(request: Request, removed: list[tuple[str, int]]) -> bool:
+            assert request.allocation is not None
+            return not isinstance(self._find_nodes(request.spec, request.allocation.pool, free, removed), Misfit)
+
+        return places
+
+    def _find_nodes(
+        self, spec: RequestSpec, pool: Pool | None, free: Rooms, removed: list[tuple[str, int]]
+    ) -> tuple[str, ...] | Misfit:
+        """Where it would go with what is free, and with what those grants give back."""
         labels = pool.spec.node_labels if pool is not None else {}
-        bundles = self.broker.bundles(answer.request.spec, pool)
-        leaving = [(one.id, one.grants) for one, _ in found]
-        return self._placements.nodes_for(bundles, answer.request.spec.strategy, labels, free, leaving)
+        return self._placements.nodes_for(self.broker.bundles(spec, pool), spec.strategy, labels, free, removed)
 
     async def watch(self, request_id: str, seen: int, timeout_seconds: float) -> dict[str, Any]:
         """Long-poll: answers when the request's version is above `seen`, or when time is up.
@@ -314,11 +327,12 @@ class PoolBroker:
     async def why(self, request_id: str) -> dict[str, Any]:
         """Why it is as it is, with what would start it. Looking for that takes a moment, in small pieces: other
         calls are answered meanwhile."""
-        request = self._meant(request_id)
-        now = self._now()
+        self._meant(request_id)
+        free = await self._placements.figures_within(FIGURES_SECONDS)
+        request, now = self._meant(request_id), self._now()
         explained = view_explanation(self.broker, request, now)
         found = []
-        for suggestion in search(self.broker, request, now):
+        for suggestion in search(self.broker, request, now, self._places(free)):
             if suggestion is not None:
                 found.append(suggestion)
             await asyncio.sleep(0)

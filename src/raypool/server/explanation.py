@@ -153,6 +153,7 @@ def view_dry_run(answer: DryRun, nodes: tuple[str, ...] | Misfit | None) -> DryR
     return DryRunView(
         request=view_request(answer.broker, answer.request),
         starts=answer.granted,
+        pool=answer.pool,
         places=None if nodes is None else not isinstance(nodes, Misfit),
         nodes=where,
         evicts=[
@@ -163,4 +164,6 @@ def view_dry_run(answer: DryRun, nodes: tuple[str, ...] | Misfit | None) -> DryR
 
 def view_known(broker: Broker, request: Request) -> DryRunView:
     """Of a request that is there already: asked for again, it is the same."""
-    return DryRunView(view_request(broker, request), starts=request.current is not None)
+    current = request.current
+    pool = current.pool.name if current is not None and current.pool is not None else None
+    return DryRunView(view_request(broker, request), starts=current is not None, pool=pool)
