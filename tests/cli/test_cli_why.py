@@ -55,6 +55,7 @@ def printed(shared: Cli) -> list[tuple[str, str]]:
             shared.client.cancel("ablation")
             shared.client.submit(**SECOND)
         if command == "why training":
+            shared.client.cancel("second")
             shared.client.submit(**TRAINING)
         words = shlex.split(command)
         found.append((command, shared(*words, code=1 if "research --gpus 16" in command else 0).stdout))

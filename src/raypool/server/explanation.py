@@ -133,7 +133,7 @@ def _taker_sentence(taker: Taker, priority: int, pool: Pool) -> str:
     if taker.why == "backfilled":
         return f"{who}: it ran ahead of its turn"
     if taker.firm_only:
-        return f"{who}, with non-preemptible work: {unused} of its reserve has none yet"
+        return f"{who}, with non-preemptible work: that uses all but {unused} of its reserve"
     return f"{who}: {unused} reserved for it are not in use"
 
 
