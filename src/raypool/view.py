@@ -197,7 +197,7 @@ class ExplanationView(View):
                 for key, before in self.evicted["before"].items()
             ]
         if self.takers:
-            found += ["what is borrowed may be taken by", *(f"  {one['sentence']}" for one in self.takers)]
+            found += ["it may be taken by", *(f"  {one['sentence']}" for one in self.takers)]
         elif self.status == "allocated":
             found.append("  nobody could take it from there")
         if self.would_start:

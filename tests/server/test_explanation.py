@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from raypool.core.instructions import ChangeStatus
-from raypool.core.pool import borrowed_by
 from raypool.core.reasons import Evicted
 from raypool.core.snapshot import Snapshots
 from raypool.core.status import Status
@@ -133,9 +132,18 @@ def test_what_ran_ahead_of_its_turn_may_be_taken_by_those_whose_turn_it_was():
     }  # fmt: skip
 
 
-def test_what_lies_inside_the_reserve_can_be_taken_by_nobody():
+def test_what_lies_inside_the_reserve_can_be_taken_by_its_own_non_preemptible_work_only():
     story = Story([pool()], [policy("red", reserved=4), policy("high", priority=9)])
-    story.run("x", "red", gpu=4)
+    story.run("firm", "red", gpu=1, preemptible=False)
+    story.run("x", "red", gpu=3)
+    assert [one["sentence"] for one in explained(story).takers] == [
+        "'red', with non-preemptible work: that uses all but 3 gpu of its reserve"
+    ]
+
+
+def test_what_is_not_preemptible_can_be_taken_by_nobody():
+    story = Story([pool()], [policy("red", reserved=4), policy("high", priority=9)])
+    story.run("x", "red", gpu=4, preemptible=False)
     assert explained(story).takers == []
     assert str(explained(story)).endswith("nobody could take it from there")
 
@@ -151,7 +159,7 @@ def test_who_takes_something_was_among_those_who_could(first):
             could = {}
             for request in rules.broker.requests.values():
                 allocation = request.allocation
-                if request.status is Status.ALLOCATED and borrowed_by(request):
+                if request.status is Status.ALLOCATED:
                     borrowed = dict(allocation.account.line())[allocation]
                     could[request.id] = {one.account.owner[0] for one in takers(allocation, borrowed)}
             before = len(rules.changes)

@@ -102,24 +102,31 @@ class Taker:
 
 
 def takers(allocation: Allocation, borrowed: Need) -> list[Taker]:
-    """Who could take it, whatever they ask for: highest priority first, then by name. Its own team is among them
-    only with non-preemptible work. Empty for what is leaving, cannot be taken, or borrows nothing."""
+    """Who could take it, whatever they ask for: highest priority first, then by name. Others may take only what
+    borrows; its own team may with non-preemptible work, which pushes the preemptible above the reserve. Empty for
+    what is leaving or not preemptible."""
     own, pool = allocation.account, allocation.pool
-    if own is None or pool is None or allocation.leaving or not allocation.preemptible or not borrowed:
+    if own is None or pool is None or allocation.leaving or not allocation.preemptible:
         return []
     found = []
     for account in sorted(pool.ledger.accounts.values(), key=lambda one: (-one.priority, one.owner)):
         room = [(key, account.reserved[key] - account.staying[key]) for key, _ in borrowed]
         unused = tuple((key, amount) for key, amount in room if amount > 0)
-        if account.priority > own.priority:
+        firm_room = [(key, account.reserved[key] - account.firm[key]) for key, _ in allocation.need]
+        left = tuple((key, amount) for key, amount in firm_room if amount > 0)
+        if account is own:
+            if left:
+                found.append(Taker(account, "reclaim", left, firm_only=True))
+        elif not borrowed:
+            continue
+        elif account.priority > own.priority:
             found.append(Taker(account, "preempt"))
-        elif unused and account is not own:
+        elif unused:
             found.append(Taker(account, "reclaim", unused))
-        elif allocation.opportunistic and account.priority == own.priority and account is not own:
+        elif allocation.opportunistic and account.priority == own.priority:
             found.append(Taker(account, "backfilled"))
-        elif any(account.reserved[key] > account.firm[key] for key, _ in borrowed):
-            room = [(key, account.reserved[key] - account.firm[key]) for key, _ in borrowed]
-            found.append(Taker(account, "reclaim", tuple(one for one in room if one[1] > 0), firm_only=True))
+        elif left:
+            found.append(Taker(account, "reclaim", left, firm_only=True))
     return found
 
 
