@@ -45,9 +45,6 @@ CRASHES = (
 )
 """What Ray says when a process or node of the work itself was killed."""
 
-RAY_SECONDS = 5.0
-"""So long after the end of its lease a task's result may come; then it will never."""
-
 END_SECONDS = 100.0
 """How long a driver that was told to stop waits for what it has begun."""
 
@@ -177,27 +174,11 @@ class Hand(threading.Thread):
         with lease:
             self.journal.write("held", id=lease.request_id)
             if self.random.random() < 0.1:
-                self._result(lease, ray.remote(work).options(**lease.task_options(0)).remote(0.5))
+                # As a user waits: what Ray would let wait for ever, once the lease is gone, the library ends.
+                ray.get(ray.remote(work).options(**lease.task_options(0)).remote(0.5), timeout=TASK_SECONDS)
             until = time.monotonic() + self.random.uniform(0.05, 2.0)
             while time.monotonic() < until and not lease.ended:
                 time.sleep(0.05)
-
-    def _result(self, lease: raypool.Lease, task: Any) -> None:
-        """Ray may keep a task for ever that was on its way when its group was removed (docs/ray-facts.md): who waits
-        for one in a lease looks whether the lease still stands."""
-        deadline = time.monotonic() + TASK_SECONDS
-        ended_at = None
-        while not ray.wait([task], timeout=0.1)[0]:
-            now = time.monotonic()
-            ended_at = now if lease.ended and ended_at is None else ended_at
-            if ended_at is not None and now > ended_at + RAY_SECONDS:
-                self.journal.write("forgotten by ray", id=lease.request_id)
-                ray.cancel(task, force=True)
-                return
-            if now > deadline:
-                self.journal.write("hung", doing=f"a task in lease {lease.request_id}, which still stands")
-                return
-        ray.get(task)
 
     def give_back_by_id(self) -> None:
         """A request by its id: asked once or twice, waited for or not, released or cancelled, once or twice."""

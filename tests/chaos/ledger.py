@@ -84,8 +84,8 @@ class Ledger:
             self.jobs[driver] = entry["job"]
         elif what in ("dying", "finished"):
             self.gone[driver] = entry["at"]
-        if what in ("ended", "crashed", "forgotten by ray"):
-            kind = what if what == "forgotten by ray" else f"{what}: {entry['error']}"
+        if what in ("ended", "crashed"):
+            kind = f"{what}: {entry['error']}"
             self.counts[kind] = self.counts.get(kind, 0) + 1
 
     def _take_of_request(self, process: int, about: Entry, entry: Entry) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import time
@@ -12,7 +13,7 @@ import pytest
 import ray.exceptions
 
 from raypool.client import lease as leases
-from raypool.client import nodes, presence
+from raypool.client import listening, nodes, presence
 from raypool.client.current import CurrentLease
 from raypool.client.lease import Lease, group_handle
 from raypool.client.watch import Watch
@@ -109,14 +110,24 @@ def test_a_failed_release_does_not_bury_the_error_of_the_block(
     line.trouble["release"] = [AWAY]
     with caplog.at_level(logging.WARNING, "raypool"), pytest.raises(ZeroDivisionError):
         run_block(a_lease(), ZeroDivisionError(), kind)
-    assert "could not be given back: the broker does not answer" in caplog.text
+    assert "is given back when the broker hears of it: the broker does not answer" in caplog.text
 
 
 @KINDS
-def test_a_failed_release_is_raised_by_a_block_that_went_well(line: FakeLine, kind: str) -> None:
+@pytest.mark.parametrize("error", [None, ZeroDivisionError()], ids=["went well", "failed"])
+def test_what_a_block_could_not_give_back_is_given_back_when_the_broker_is_there_again(
+    line: FakeLine, kind: str, error: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "LOOK_AGAIN_SECONDS", 0.01)
     line.trouble["release"] = [AWAY]
-    with pytest.raises(BrokerUnavailable):
-        run_block(a_lease(), None, kind)
+    with contextlib.suppress(ZeroDivisionError):
+        run_block(a_lease(), error, kind)
+    args, answer = line.open_call("release", 1)
+    answer.set_exception(ray.exceptions.ActorUnavailableError("it starts again", None))
+    again, answer = line.open_call("release", 2)
+    answer.set_exception(task_error(BrokerUnavailable("read-only, degraded")))
+    line.open_call("release", 3)[1].set_result(None)
+    assert args == again == ("r1", "01")
 
 
 def test_a_release_that_failed_can_be_tried_again(line: FakeLine) -> None:

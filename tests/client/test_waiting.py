@@ -5,21 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import ray.exceptions
 
+from raypool.client import listening
 from raypool.client.waiting import acquire
 from raypool.errors import NodeLost, Refused, RequestRejected, WaitTimeout
 from raypool.spec import RequestSpec
 
-from .fake_line import FakeLine, view
+from .fake_line import FakeLine, task_error, view
 
 
 def told(status: str, **more: Any) -> dict[str, Any]:
     return {"request": view(status=status, **more).as_dict(), "version": 3}
-
-
-class Withdrawals(FakeLine):
-    def send(self, method: str, *args: Any, **more: Any) -> Any:
-        self.calls.append((method, *args))
 
 
 def ask(line: FakeLine, timeout: float | None = None) -> Any:
@@ -65,15 +62,27 @@ def test_one_that_shall_not_be_asked_anew_says_that_it_lost_its_node() -> None:
 def test_whatever_else_ends_the_wait_withdraws_it(
     answer: dict[str, Any], timeout: float | None, error: type[Exception], withdrawn: bool
 ) -> None:
-    line = Withdrawals()
+    line = FakeLine()
     line.answers["watch"] = answer
     with pytest.raises(error):
         ask(line, timeout)
-    assert ("cancel" in [call[0] for call in line.calls]) == withdrawn
+    assert ("cancel" in line.sent) == withdrawn
+
+
+def test_a_withdrawal_is_repeated_until_the_broker_has_heard_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "LOOK_AGAIN_SECONDS", 0.01)
+    line = FakeLine()
+    line.answers["watch"] = told("pending")
+    with pytest.raises(WaitTimeout):
+        ask(line, 0)
+    line.open_call("cancel", 1)[1].set_exception(ray.exceptions.ActorUnavailableError("it starts again", None))
+    args, answer = line.open_call("cancel", 2)
+    assert args == ("r1", "its owner stopped waiting: wait_timeout_seconds is over")
+    answer.set_exception(task_error(Refused("there is no request 'r1'")))
 
 
 def test_a_request_that_is_refused_is_not_asked_again() -> None:
-    line = Withdrawals()
+    line = FakeLine()
     line.trouble["submit"] = [Refused("the id 'r1' stands for something else")]
     with pytest.raises(Refused):
         ask(line)

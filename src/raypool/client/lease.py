@@ -5,8 +5,8 @@
 
 The life of a lease: asked -> waiting -> held -> (notice -> grace) -> ended. Work in a placement group
 that Ray removes must not hang: Ray's own retries are switched off inside a lease, because Ray would
-retry into a group that is no more, for ever; and options made by a lease that has ended raise when
-they are used.
+retry into a group that is no more, for ever; options made by a lease that has ended raise when they
+are used; and what reaches Ray too late all the same is cancelled (`submissions.py`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raypool.client.broker import BrokerLine, find_broker, job_id
 from raypool.client.client import request_spec
+from raypool.client.listening import tell
 from raypool.client.nodes import NODE_DEATH_SECONDS, any_is_silent
 from raypool.client.presence import Stay, stay
 from raypool.client.waiting import acquire, acquire_async
@@ -271,7 +272,7 @@ class Lease(BundleOptions):
             try:
                 self.release()
             except (RaypoolError, ray.exceptions.RayError) as trouble:
-                self._not_given_back(error, trouble)
+                self._not_given_back(trouble)
         if ended is not None:
             raise ended from error
 
@@ -289,7 +290,7 @@ class Lease(BundleOptions):
             try:
                 await self.release_async()
             except (RaypoolError, ray.exceptions.RayError) as trouble:
-                self._not_given_back(error, trouble)
+                self._not_given_back(trouble)
         if ended is not None:
             raise ended from error
 
@@ -298,11 +299,11 @@ class Lease(BundleOptions):
         given back by the block itself."""
         return isinstance(error, ray.exceptions.RayError) and not isinstance(error, Preempted) and not self._released
 
-    def _not_given_back(self, error: BaseException | None, trouble: Exception) -> None:
-        """Raises the trouble, unless the block has failed by itself: then its own error is the one to see."""
-        if error is None:
-            raise trouble
-        logger.warning("lease '%s' could not be given back: %s", self.request_id, trouble)
+    def _not_given_back(self, trouble: Exception) -> None:
+        """The block is over, and the broker was away for too long: it hears of it when it is there again."""
+        logger.warning("lease '%s' is given back when the broker hears of it: %s", self.request_id, trouble)
+        tell(self._held_watch().line, "release", self.request_id, self._job())
+        self._given_back()
 
     def _ending(self) -> RaypoolError | None:
         try:

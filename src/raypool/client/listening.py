@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import queue
 import threading
 import time
@@ -17,8 +18,10 @@ from typing import Any
 
 import ray.exceptions
 
-from raypool.client.broker import BrokerLine, find_broker
-from raypool.errors import BrokerUnavailable
+from raypool.client.broker import BrokerLine, find_broker, session
+from raypool.errors import BrokerUnavailable, RaypoolError
+
+logger = logging.getLogger("raypool")
 
 LOOK_AGAIN_SECONDS = 1.0
 """How long after a call that failed the next one is sent."""
@@ -68,6 +71,30 @@ def find_again(line: BrokerLine) -> bool:
     except BrokerUnavailable:
         return False
     return True
+
+
+def tell(line: BrokerLine, method: str, *args: Any) -> None:
+    """Has the broker hear it, however often its process dies meanwhile, and does not wait for that. What it
+    answers does not matter: one that refuses has heard it, and one that is gone for good has ended everything.
+    """
+    here = session()
+
+    def answered(answer: Any) -> None:
+        error = answer.exception()
+        if error is None or here != session():
+            return
+        if isinstance(error, ray.exceptions.RayTaskError) and not isinstance(error.cause, BrokerUnavailable):
+            if not isinstance(error.cause, RaypoolError):
+                logger.warning("the broker stumbled over %s: %s", method, error)
+            return
+        if isinstance(error, ray.exceptions.ActorDiedError) and not find_again(line):
+            return
+        listener().later(LOOK_AGAIN_SECONDS, ask)
+
+    def ask() -> None:
+        listener().ask(line, method, *args, then=answered)
+
+    ask()
 
 
 _listener: Listener | None = None

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from raypool.client.broker import BrokerLine
+from raypool.client.listening import tell
 from raypool.errors import (
     GroupLost,
     NodeLost,
@@ -155,14 +156,9 @@ def _withdrawn_if_it_fails(line: BrokerLine, waiting: Waiting) -> Iterator[None]
         yield
     except BaseException as error:
         if not isinstance(error, RequestRejected | RequestCancelled | Refused):
-            withdraw(line, waiting.spec.id, _why(error))
+            # Nobody waits for the answer: the owner has something else on its mind.
+            tell(line, "cancel", waiting.spec.id, _why(error))
         raise
-
-
-def withdraw(line: BrokerLine, request_id: str, reason: str) -> None:
-    """Sends the cancellation and does not wait: the owner has something else on its mind. The broker
-    itself notices when a job is over."""
-    line.send("cancel", request_id, reason)
 
 
 def _why(error: BaseException) -> str:

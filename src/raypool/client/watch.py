@@ -19,6 +19,7 @@ import ray.exceptions
 from raypool.client.broker import BrokerLine
 from raypool.client.listening import LOOK_AGAIN_SECONDS, find_again, listener
 from raypool.client.presence import Stay
+from raypool.client.submissions import submissions_into
 from raypool.client.waiting import POLL_SECONDS, end_of, preempted
 from raypool.errors import LeaseEnded, RaypoolError, Refused, RequestCancelled
 from raypool.view import RequestView
@@ -78,6 +79,7 @@ class Watch:
         self.closed = False
         self.out_of_sight = False
         self._stay = stay
+        self._submissions = submissions_into(view.group_id, view.id) if view.group_id is not None else None
         self._lock = threading.Lock()
         self._at_notice: list[Callable[[PreemptionNotice], Any]] = []
         self._at_end: list[Callable[[], Any]] = []
@@ -132,18 +134,21 @@ class Watch:
     def close(self) -> None:
         """What becomes of the request from now on does not matter here."""
         self.closed = True
-        self._leave()
+        self._work_is_over()
 
-    def _leave(self) -> None:
+    def _work_is_over(self) -> None:
+        """Nothing needs this process as its owner any more, and nothing in it may wait for ever."""
         if self._stay is not None:
             self._stay.leave()
+        if self._submissions is not None:
+            self._submissions.lease_ended()
 
     def lost(self) -> None:
         """The broker answers, and does not know the request any more."""
         with self._lock:
             self.gone = True
             at_end, self._at_end = self._at_end, []
-        self._leave()
+        self._work_is_over()
         self._call_back(at_end)
 
     def heard(self, view: RequestView, version: int) -> None:
@@ -157,7 +162,7 @@ class Watch:
             if self.over and not (self.leaving and view.status == "released"):
                 at_end, self._at_end = self._at_end, []
         if self.over:
-            self._leave()
+            self._work_is_over()
         self._call_back(at_notice, notice)
         self._call_back(at_end)
 
