@@ -47,7 +47,7 @@ def main() -> None:
 def show(client: Client, *request_ids: str) -> None:
     for request_id in request_ids:
         request = client.request(request_id)
-        print(f"   {request.component:8} {request.status:10} {client.why(request_id)}")
+        print(f"   {request.component:8} {request.status:10} {client.why(request_id).sentence}")
     for policy in client.policies(pool="gpus"):
         used, borrowed = policy.used["gpu"], policy.borrowed.get("gpu", 0)
         if used:

@@ -91,6 +91,163 @@ class RequestView(View):
     def running(self) -> bool:
         return self.status in ("allocated", "preempting")
 
+    @property
+    def story(self) -> str:
+        """How it stands in a sentence, and one for each further pool it waits in."""
+        if self.status == "pending":
+            first, *others = self.reasons.values() or [self.reason or "it is being decided"]
+            return "\n".join([f"'{self.id}' waits: {first}", *others])
+        if self.running:
+            borrowed = ", ".join(f"{amount} {key}" for key, amount in self.borrowed.items())
+            what = f", of which {borrowed} borrowed" if borrowed else ""
+            notice = f"; it {self.reason}" if self.status == "preempting" and self.reason else ""
+            return f"'{self.id}' runs in pool '{self.pool}'{what}{notice}"
+        return f"'{self.id}' is {self.status}" + (f": {self.reason}" if self.reason else "")
+
+
+@dataclass(frozen=True)
+class WaitView(View):
+    """Why a request waits in one pool: the first rule that holds it, and the figures that the rule was held
+    against.
+
+    position: its place in line, from 1; None where it stands aside. ahead: who stands before it, the first of
+    `ahead_in_all`. figures: by key that it asks for and the pool counts: `asks`, `free`, `leaving`, `phantom`,
+    `capacity`; `used`, `reserved`, `limit` of its component; `held` by whom, by component.
+    waits_for: whose leaving it waits for: {"id", "component", "holds", "leaves_by"}; leaves_by: when the grace of
+    that one is over; None: any moment now.
+    """
+
+    pool: str
+    rule: str
+    sentence: str
+    position: int | None = None
+    ahead: list[str] = field(default_factory=list)
+    ahead_in_all: int = 0
+    figures: dict[str, dict[str, Any]] = field(default_factory=dict)
+    waits_for: list[dict[str, Any]] = field(default_factory=list)
+
+    def lines(self, at: float, told: str) -> list[str]:
+        """As text. told: what was said before: it is not said twice."""
+        where = "aside" if self.position is None else f"number {self.position} in line"
+        found = [f"pool '{self.pool}', {where}" + ("" if told.endswith(self.sentence) else f": {self.sentence}")]
+        for key, have in self.figures.items():
+            of = ", ".join(f"'{name}' {amount}" for name, amount in have["held"].items())
+            others = "".join(f", {have[word]} {word}" for word in ("leaving", "phantom") if have[word])
+            found.append(
+                f"  {key}: asks for {have['asks']}, {have['free']} of {have['capacity']} free{others}; "
+                f"held by {of or 'nobody'}; its own component uses {have['used']}, "
+                f"reserved {have['reserved']}, limit {have['limit']}"
+            )
+        if self.ahead:
+            more = self.ahead_in_all - len(self.ahead)
+            names = ", ".join(f"'{name}'" for name in self.ahead)
+            found.append(f"  ahead of it: {names}" + (f" and {more} more" if more else ""))
+        for one in self.waits_for:
+            holds = ", ".join(f"{amount} {key}" for key, amount in one["holds"].items())
+            by = (
+                "any moment"
+                if one["leaves_by"] is None
+                else f"in {max(one['leaves_by'] - at, 0):.0f} s at the latest"
+            )
+            found.append(f"  waits for '{one['id']}' of '{one['component']}' ({holds}), which leaves {by}")
+        return found
+
+
+@dataclass(frozen=True)
+class ExplanationView(View):
+    """Why a request is as it is: `str()` of it is a text, its first line `sentence`.
+
+    at: when it was asked. waits: while it waits: a WaitView for each pool, most hopeful first. would_start: the
+    smallest single changes of which each would start it: {"rule", "sentence", "leaving"}; leaving: who would be
+    evicted for it then. tried: of a rejected one: {"rule", "sentence"} for each pool. evicted: of an evicted one:
+    `by`, `by_component`, `why` (the rule), `pool`, `missing`, `borrowed`, `leaves_by`, and what its component used
+    `before` and `after`, with what is `reserved` for it. borrowed: of a running one, what may be taken back;
+    takers: and by whom: {"component", "component_type", "why", "sentence"}.
+    """
+
+    id: str
+    component: str
+    status: str
+    sentence: str
+    at: float
+    waits: list[WaitView] = field(default_factory=list)
+    would_start: list[dict[str, Any]] = field(default_factory=list)
+    tried: list[dict[str, Any]] = field(default_factory=list)
+    evicted: dict[str, Any] | None = None
+    borrowed: dict[str, int] = field(default_factory=dict)
+    takers: list[dict[str, Any]] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**vars(self), "waits": [one.as_dict() for one in self.waits]}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> ExplanationView:
+        return super().from_dict({**data, "waits": [WaitView.from_dict(one) for one in data.get("waits", ())]})
+
+    def __str__(self) -> str:
+        found = [self.sentence]
+        for wait in self.waits:
+            found += [f"  {line}" for line in wait.lines(self.at, self.sentence)]
+        if len(self.tried) > 1:
+            found += [f"  {one['sentence']}" for one in self.tried]
+        if self.evicted:
+            found += [
+                f"  {key}: '{self.component}' used {before}, {self.evicted['after'][key]} without it, "
+                f"{self.evicted['reserved'][key]} reserved"
+                for key, before in self.evicted["before"].items()
+            ]
+        if self.takers:
+            found += ["it may be taken by", *(f"  {one['sentence']}" for one in self.takers)]
+        elif self.status == "allocated":
+            found.append("  nobody could take it from there")
+        if self.would_start:
+            found += ["what would start it", *(f"  - {one['sentence']}" for one in self.would_start)]
+        return "\n".join(found)
+
+
+@dataclass(frozen=True)
+class DryRunView(View):
+    """What would come of a request if it were submitted now.
+
+    request: it, as it would stand then. starts: whether it would be granted at once. pool: where, at once or when
+    those have left who would be evicted for it. nodes: whether it would be
+    placed on today's nodes: where, or what stands in the way; None: nobody knows, or it does not start.
+    places: the same as yes, no or unknown. evicts: who would be asked to leave for it: {"id", "component",
+    "sentence"}; it starts when they have left.
+    """
+
+    request: RequestView
+    starts: bool
+    pool: str | None = None
+    places: bool | None = None
+    nodes: str | None = None
+    evicts: list[dict[str, Any]] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**vars(self), "request": self.request.as_dict()}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> DryRunView:
+        return super().from_dict({**data, "request": RequestView.from_dict(data["request"])})
+
+    def __str__(self) -> str:
+        request = self.request
+        if request.status == "rejected":
+            found = [f"it would be rejected: {request.reason}"]
+        elif self.starts:
+            where = f"in pool '{self.pool}'" if self.pool else "charged to no pool"
+            found = [f"it would start now, {where}"]
+        elif self.evicts:
+            found = [f"it would start in pool '{self.pool}' once those have left who would be evicted for it"]
+        else:
+            where = "aside" if request.position is None else f"as number {request.position} in line"
+            found = [f"it would wait, {where}"]
+            found += [f"  {why}" for why in request.reasons.values()]
+        if self.nodes is not None:
+            found.append(f"  {self.nodes}")
+        found += [f"  '{one['id']}' of '{one['component']}' {one['sentence']}" for one in self.evicts]
+        return "\n".join(found)
+
 
 @dataclass(frozen=True)
 class PolicyView(View):

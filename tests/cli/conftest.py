@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -13,11 +14,16 @@ from raypool.cli.main import main
 from raypool.core import events as ev
 from raypool.core.broker import Broker, World
 from raypool.core.config import warnings_of
+from raypool.core.dry_run import dry_run
+from raypool.core.what_if import suggestions
 from raypool.errors import BrokerUnavailable, Refused
+from raypool.server.explanation import view_dry_run, view_explanation, view_suggestion
 from raypool.server.views import view_broker, view_pool, view_request, view_requests
 from raypool.spec import BrokerConfig, RequestSpec
 from raypool.view import (
     BrokerView,
+    DryRunView,
+    ExplanationView,
     PolicyView,
     PoolView,
     RequestView,
@@ -87,9 +93,14 @@ class CoreClient:
             raise Refused(f"there is no request '{request_id}'; `raypool request list` shows those there are")
         return view_request(self.broker, self.broker.requests[matches[0]])
 
-    def why(self, request_id: str) -> str:
-        view = self.request(request_id)
-        return f"'{view.id}' waits: {view.reason}"
+    def why(self, request_id: str) -> ExplanationView:
+        request = self.broker.requests[self.request(request_id).id]
+        explained = view_explanation(self.broker, request, self.now)
+        found = [view_suggestion(one) for one in suggestions(self.broker, request, self.now)]
+        return dataclasses.replace(explained, would_start=found)
+
+    def dry_run(self, **fields: Any) -> DryRunView:
+        return view_dry_run(dry_run(self.broker, self._spec(fields), self.now), None)
 
     def config(self) -> BrokerConfig:
         return self.broker.config
@@ -115,8 +126,14 @@ class CoreClient:
     def delete_pool(self, name: str) -> None:
         self.feed(ev.PoolDeleted(name))
 
-    def submit(self, **fields: Any) -> None:
-        self.feed(ev.Submitted(RequestSpec.load(fields)))
+    def submit(self, **fields: Any) -> RequestView:
+        spec = self._spec(fields)
+        self.feed(ev.Submitted(spec))
+        return view_request(self.broker, self.broker.requests[spec.id])
+
+    def _spec(self, fields: dict[str, Any]) -> RequestSpec:
+        plain = isinstance(fields.get("resources"), dict)
+        return RequestSpec.load(fields) if plain else RequestSpec(**fields)
 
     def _warnings(self, config: BrokerConfig) -> list[str]:
         return warnings_of(*self.broker.after(config))

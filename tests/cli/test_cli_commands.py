@@ -459,7 +459,7 @@ EVERY_QUESTION: list[list[str]] = [
     ["pool", "update", "x", "-d", "y"], ["pool", "delete", "x"], ["pool", "attach-policy", "x", "y", "-p", "1"],
     ["pool", "detach-policy", "x", "y"], ["pool", "list-policies"], ["pool", "requests", "x"],
     ["request", "list"], ["request", "describe", "x"], ["request", "why", "x"], ["request", "cancel", "x"],
-    ["request", "delete", "x"],
+    ["request", "delete", "x"], ["why", "x"], ["submit"], ["submit", "--dry-run"],
 ]  # fmt: skip
 
 

@@ -253,6 +253,30 @@ def test_a_rejected_request_says_what_was_tried(fields, rule, sentence):
     assert view.reasons == {}
 
 
+def test_what_no_node_can_hold_is_rejected_with_the_figures_where_the_pool_says_so():
+    story = Story([pool(infeasible="reject")])
+    story.nodes(node("n1", 4))
+    story.submit("x", gpu=8)
+    sentence = "infeasible on today's nodes: needs 8 GPU on one node, the largest has 4 (pool 'p')"
+    assert (story.status("x"), story.rule("x"), story.view("x").reason) == ("rejected", "infeasible", sentence)
+
+
+def test_pools_may_refuse_for_unlike_reasons():
+    story = Story([pool("p"), pool("q", infeasible="reject")], [policy("red", limit=2), policy("red", "q")])
+    story.nodes(node("n1", 2))
+    story.submit("x", gpu=4)
+    assert story.view("x").reason == (
+        "asks for 4 gpu, the limit of 'red' in pool 'p' is 2; "
+        "infeasible on today's nodes: needs 4 GPU on one node, the largest has 2 (pool 'q')"
+    )
+
+
+def test_without_a_pool_it_is_being_placed_nowhere_in_particular():
+    story = Story(unmanaged="allow")
+    story.submit("x", "stranger")
+    assert (story.rule("x"), story.view("x").reason) == ("being-placed", "being placed")
+
+
 # --- why it left ------------------------------------------------------------------------------
 
 

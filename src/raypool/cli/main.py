@@ -25,6 +25,8 @@ _MODULE_OF = {
     "apply": "broker",
     "pool": "pool",
     "request": "request",
+    "why": "request",
+    "submit": "submit",
     "run": "run",
     "simulate": "simulate",
     "journal": "journal",

@@ -52,10 +52,15 @@ def describe(id: str, form: str) -> None:
 
 @request.command()
 @click.argument("id")
+@output.output_option
 @connection.address_option()
-def why(id: str) -> None:
-    """Say why a request waits, was refused, or had to leave."""
-    click.echo(connection.connect().why(id))
+def why(id: str, form: str) -> None:
+    """Say why a request waits and what would start it, why it was refused, or had to leave.
+
+    `raypool why ID` and `raypool request why ID` are the same.
+    """
+    explained = connection.connect().why(id)
+    output.data(explained.as_dict(), form) if form != "table" else output.lines(str(explained))
 
 
 @request.command()

@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from raypool.cli.asking import asking_options
 from raypool.cli.connection import address_option, connect
 
 
@@ -14,32 +15,8 @@ from raypool.cli.connection import address_option, connect
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     short_help="Run a command inside a lease.",
 )
-@click.option("--component", help="Who asks; else RAYPOOL_COMPONENT, else the job's metadata.")
-@click.option("--component-type", "-t", type=click.Choice(["team", "orchestrator", "step_operator"]))
-@click.option("--gpus", type=click.IntRange(min=0), help="GPUs of each worker.")
-@click.option("--cpus", type=float, help="CPUs of each worker; fractions allowed.")
-@click.option("--memory", help="Memory of each worker, like 16GiB.")
-@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="How many bundles.")
-@click.option(
-    "--strategy",
-    type=click.Choice(["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]),
-    default="PACK",
-    show_default=True,
-)
-@click.option("--pool", help="Take it from this pool only.")
+@asking_options
 @click.option("--wait-timeout", type=float, help="Give up when not granted within this many seconds.")
-@click.option("--grace-seconds", type=float, help="Leave this soon after a notice; at most the pool's grace.")
-@click.option("--non-preemptible", is_flag=True, help="Never to be evicted; runs only inside the reserve.")
-@click.option(
-    "--on-node-loss",
-    type=click.Choice(["requeue", "fail", "wait"]),
-    default="requeue",
-    show_default=True,
-    help="When a node under the lease dies: end it, or let Ray repair it first.",
-)
-@click.option(
-    "--repair-seconds", type=float, help="How long Ray may repair it, with --on-node-loss wait. Default: 60."
-)
 @click.option(
     "--uses-ray",
     is_flag=True,

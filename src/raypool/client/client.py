@@ -22,7 +22,7 @@ from ray._private.services import canonicalize_bootstrap_address_or_die
 
 from raypool.client.broker import NAME, NAMESPACE, BrokerLine, find_broker, job_id, job_metadata
 from raypool.errors import Refused, SpecError
-from raypool.view import BrokerView, PolicyView, PoolView, RequestView
+from raypool.view import BrokerView, DryRunView, ExplanationView, PolicyView, PoolView, RequestView
 
 if TYPE_CHECKING:
     from raypool.spec import BrokerConfig, RequestSpec
@@ -209,9 +209,10 @@ class Client:
     def request(self, request_id: str) -> RequestView:
         return RequestView.from_dict(self._line.call("describe", request_id))
 
-    def why(self, request_id: str) -> str:
-        """Why it waits, was refused, or had to leave; for one that runs, where. One or more sentences."""
-        return explain(self.request(request_id))
+    def why(self, request_id: str) -> ExplanationView:
+        """Why it waits, and what would start it now; why it was refused, or had to leave; for one that runs, who
+        could take what it borrows. `str()` of it is a text."""
+        return ExplanationView.from_dict(self._line.call("why", request_id))
 
     def journal(self) -> str:
         """The broker's journal: a snapshot, and what happened since, a JSON value in each line."""
@@ -237,6 +238,15 @@ class Client:
         wanted = request_spec(spec, **fields)
         owner = None if wanted.lifetime == "detached" else job_id()
         return RequestView.from_dict(self._line.call("submit", wanted.dump(), owner))
+
+    def dry_run(self, spec: RequestSpec | Mapping[str, Any] | None = None, **fields: Any) -> DryRunView:
+        """What `submit` would come to now: nothing is asked for, and nothing is left of it. `str()` of it is a text.
+
+        Takes and raises what `submit` does; a request that no pool can take is `rejected` here, too.
+        """
+        wanted = request_spec(spec, **fields)
+        owner = None if wanted.lifetime == "detached" else job_id()
+        return DryRunView.from_dict(self._line.call("dry_run", wanted.dump(), owner))
 
     def wait(self, request_id: str, timeout_seconds: float | None = None) -> RequestView:
         """Waits until the request runs or is over; returns it as it is then, or when time is up."""
@@ -321,16 +331,3 @@ def find_component() -> tuple[str, str | None]:
         "component: not given: pass component=..., or set RAYPOOL_COMPONENT, or submit the job with "
         """`ray job submit --metadata-json '{"raypool.component": "..."}'`"""
     )
-
-
-def explain(view: RequestView) -> str:
-    """The story of a request in a sentence, and one for each further pool it waits in."""
-    if view.status == "pending":
-        first, *others = view.reasons.values() or [view.reason or "it is being decided"]
-        return "\n".join([f"'{view.id}' waits: {first}", *others])
-    if view.running:
-        borrowed = ", ".join(f"{amount} {key}" for key, amount in view.borrowed.items())
-        what = f", of which {borrowed} borrowed" if borrowed else ""
-        notice = f"; it {view.reason}" if view.status == "preempting" and view.reason else ""
-        return f"'{view.id}' runs in pool '{view.pool}'{what}{notice}"
-    return f"'{view.id}' is {view.status}" + (f": {view.reason}" if view.reason else "")

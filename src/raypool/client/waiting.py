@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from raypool.client.broker import BrokerLine
-from raypool.client.client import explain
 from raypool.client.listening import tell
 from raypool.errors import (
     GroupLost,
@@ -98,9 +97,9 @@ class Waiting:
     def _still_waiting(self, view: RequestView) -> None:
         now = time.monotonic()
         if self._deadline is not None and now >= self._deadline:
-            raise WaitTimeout(f"not granted within {self.wait_timeout_seconds:g} s: {explain(view)}", self.spec.id)
+            raise WaitTimeout(f"not granted within {self.wait_timeout_seconds:g} s: {view.story}", self.spec.id)
         if now >= self._log_at:
-            logger.warning("waiting for %.0f s: %s", now - self._since, explain(view))
+            logger.warning("waiting for %.0f s: %s", now - self._since, view.story)
             self._step = min(self._step * 2, LOG_MOST_SECONDS)
             self._log_at = now + self._step
 

@@ -153,8 +153,7 @@ class Broker:
 
     def _submitted(self, event: ev.Submitted) -> None:
         spec = event.spec
-        if spec.id in self.requests:
-            raise Refused(f"request id '{spec.id}' is taken: an id is used once; leave it out to get a new one")
+        self.refuse_if_taken(spec.id)
         number = self._number_for(spec)
         request = self.requests[spec.id] = Request(spec, number, self.now, event.job, event.holder)
         self._set_status(request, Status.PENDING)
@@ -164,6 +163,10 @@ class Broker:
             self._stand_in_line(request)
             request.accepted = True
             self._first = by_preference(request)
+
+    def refuse_if_taken(self, request_id: str) -> None:
+        if request_id in self.requests:
+            raise Refused(f"request id '{request_id}' is taken: an id is used once; leave it out to get a new one")
 
     def _number_for(self, spec: RequestSpec) -> int:
         """A new one; or that of the request that it takes up, if that lost its group and nobody has yet."""
@@ -398,6 +401,9 @@ class Broker:
                 why=victim.why,
                 borrowed=pool.ledger.by_key(victim.borrowed),
                 missing=missing,
+                before=pool.ledger.by_key(tuple((key, account.staying[key]) for key, _ in allocation.need)),
+                after=pool.ledger.by_key(tuple((key, account.staying[key] - held) for key, held in allocation.need)),
+                reserved=pool.ledger.by_key(tuple((key, account.reserved[key]) for key, _ in allocation.need)),
             )
             holder.preempted_by = request.id
             self._set_status(holder, Status.PREEMPTING, reason)

@@ -92,13 +92,17 @@ class Explanation:
     def number_all(self) -> None:
         """Works out every position at once."""
         if self._positions is None:
-            ranked = [
-                (rank(group.account, group, member.number), member)
-                for group in self.pool.queue.groups.values()
-                for member in group.members.values()
-            ]
-            ranked.sort(key=lambda pair: pair[0])
-            self._positions = {member: place for place, (_, member) in enumerate(ranked, start=1)}
+            self._positions = {member: place for place, member in enumerate(self.in_line(), start=1)}
+
+    def in_line(self) -> list[Request]:
+        """All who wait here, in the order in which a walk begins."""
+        ranked = [
+            (rank(group.account, group, member.number), member)
+            for group in self.pool.queue.groups.values()
+            for member in group.members.values()
+        ]
+        ranked.sort(key=lambda pair: pair[0])
+        return [member for _, member in ranked]
 
     def reason(self, request: Request) -> Reason:
         """The first rule that holds it here."""
@@ -109,7 +113,7 @@ class Explanation:
         group = pool.queue.groups[account.owner, need, request.preemptible]
         if request in outcome.set_aside:
             key, amount = self._short_of(need)
-            leavers = tuple(one.request.id for one in ledger.leavers.values())
+            leavers = tuple(one.request.id for _, one in sorted(ledger.leavers.items()))
             return RoomBeingMade(pool.name, ledger.keys[key], amount, leavers)
         if request in self.elsewhere and request.mark is not None:
             return RoomElsewhere(pool.name, request.mark.name)

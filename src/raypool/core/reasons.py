@@ -8,7 +8,7 @@ not change when the sentence is improved.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 
@@ -61,7 +61,7 @@ class RoomBeingMade(Reason):
 
     @property
     def sentence(self) -> str:
-        who = _list([f"'{name}'" for name in self.leavers])
+        who = names_of([f"'{name}'" for name in self.leavers])
         return f"room for {self.asked} {self.key} is being made in pool '{self.pool}': waits for {who} to leave"
 
 
@@ -284,7 +284,8 @@ class NoPoolTakesIt(Reason):
 
 @dataclass(frozen=True, slots=True)
 class Evicted(Reason):
-    """Asked to leave for somebody else, under a rule of semantics 6."""
+    """Asked to leave for somebody else, under a rule of semantics 6. before, after: what its component used of
+    each key that it held, with it and without it; reserved: what is the component's of these."""
 
     pool: str
     by: str
@@ -295,6 +296,9 @@ class Evicted(Reason):
     why: str  # "preempt", "reclaim" or "backfilled"
     borrowed: Mapping[str, int]
     missing: Mapping[str, int]
+    before: Mapping[str, int] = field(default_factory=dict)
+    after: Mapping[str, int] = field(default_factory=dict)
+    reserved: Mapping[str, int] = field(default_factory=dict)
 
     rule: ClassVar[str] = "evicted"
 
@@ -357,7 +361,7 @@ def amounts(figures: Mapping[str, int]) -> str:
     return ", ".join(f"{amount} {key}" for key, amount in figures.items() if amount) or "nothing"
 
 
-def _list(names: list[str], most: int = 5) -> str:
+def names_of(names: list[str], most: int = 5) -> str:
     if len(names) > most:
         names = [*names[:most], f"{len(names) - most} more"]
     return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1] if names else "nobody"

@@ -89,6 +89,47 @@ def may_take(victim: Allocation, request: Request, account: Account, inside: boo
     return ""
 
 
+@dataclass(frozen=True, slots=True)
+class Taker:
+    """A policy whose requests may take what an allocation borrows. why: the rule. unused: what is reserved for it
+    and not in use, of the borrowed keys, under "reclaim"; firm_only: that is in use by its own preemptible work, so
+    only its non-preemptible requests may."""
+
+    account: Account
+    why: str
+    unused: Need = ()
+    firm_only: bool = False
+
+
+def takers(allocation: Allocation, borrowed: Need) -> list[Taker]:
+    """Who could take it, whatever they ask for: highest priority first, then by name. Others may take only what
+    borrows; its own team may with non-preemptible work, which pushes the preemptible above the reserve. Empty for
+    what is leaving or not preemptible."""
+    own, pool = allocation.account, allocation.pool
+    if own is None or pool is None or allocation.leaving or not allocation.preemptible:
+        return []
+    found = []
+    for account in sorted(pool.ledger.accounts.values(), key=lambda one: (-one.priority, one.owner)):
+        room = [(key, account.reserved[key] - account.staying[key]) for key, _ in borrowed]
+        unused = tuple((key, amount) for key, amount in room if amount > 0)
+        firm_room = [(key, account.reserved[key] - account.firm[key]) for key, _ in allocation.need]
+        left = tuple((key, amount) for key, amount in firm_room if amount > 0)
+        if account is own:
+            if left:
+                found.append(Taker(account, "reclaim", left, firm_only=True))
+        elif not borrowed:
+            continue
+        elif account.priority > own.priority:
+            found.append(Taker(account, "preempt"))
+        elif unused:
+            found.append(Taker(account, "reclaim", unused))
+        elif allocation.opportunistic and account.priority == own.priority:
+            found.append(Taker(account, "backfilled"))
+        elif left:
+            found.append(Taker(account, "reclaim", left, firm_only=True))
+    return found
+
+
 def choose(pool: Pool, outcome: Outcome) -> list[Victim]:
     """The victims for the request that blocks the pool's walk; empty if nobody is to be evicted for it."""
     chosen = enough(pool, outcome)

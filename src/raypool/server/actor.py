@@ -19,6 +19,7 @@ from typing import Any
 from raypool.core import events as ev
 from raypool.core.broker import Broker
 from raypool.core.config import warnings_of
+from raypool.core.dry_run import DryRun, dry_run
 from raypool.core.instructions import (
     ChangeStatus,
     CreatePlacementGroup,
@@ -26,13 +27,17 @@ from raypool.core.instructions import (
     RemovePlacementGroup,
     WarnHolder,
 )
+from raypool.core.nodes import Misfit
+from raypool.core.pool import Pool
 from raypool.core.replay import Unreadable
 from raypool.core.request import Allocation, Request
 from raypool.core.snapshot import Snapshots
+from raypool.core.what_if import Places, search
 from raypool.errors import BrokerDegraded, BrokerFault, Refused
 from raypool.server.audit import Audit
 from raypool.server.calls import checked
-from raypool.server.cluster import RayCluster
+from raypool.server.cluster import RayCluster, Rooms
+from raypool.server.explanation import view_dry_run, view_explanation, view_known, view_suggestion
 from raypool.server.journal import Journal
 from raypool.server.owners import Owners
 from raypool.server.placement import Placement, Placements, answered
@@ -51,6 +56,9 @@ WATCH_MOST_SECONDS = 60.0
 
 LATE_SECONDS = 0.001
 """Timers may come a rounding error too early, and what is not due yet would set the next one to the same moment."""
+
+FIGURES_SECONDS = 2.0
+"""So long a dry run waits for Ray to say what is free; then nobody knows where it would be placed."""
 
 SILENT_SECONDS = 2.0
 """A GCS that has owed an answer for so long is reported as silent."""
@@ -206,6 +214,44 @@ class PoolBroker:
             await self._durable()
         return await self.describe(wanted.id)
 
+    async def dry_run(self, spec: dict[str, Any], job: str | None) -> dict[str, Any]:
+        """What `submit` would come to now. Changes nothing, and is not in the journal. Raises SpecError, and
+        Refused for an id that stands for something else."""
+        self._refuse_if_stopping()
+        wanted: RequestSpec = RequestSpec.load(spec)
+        free = await self._placements.figures_within(FIGURES_SECONDS)
+        known = self.broker.requests.get(wanted.id)
+        if known is not None and known.spec.dump() == wanted.dump():
+            return view_known(self.broker, known).as_dict()
+        answer = dry_run(self.broker, wanted, self._now(), job)
+        return view_dry_run(answer, self._nodes_for(answer, free)).as_dict()
+
+    def _nodes_for(self, answer: DryRun, free: Rooms | None) -> tuple[str, ...] | Misfit | None:
+        """Where it would be placed, when those have left who would be evicted for it; None if it would not be,
+        or nobody knows what is free."""
+        if free is None or not (answer.granted or answer.evicted):
+            return None
+        leaving = [(one.id, one.grants) for one, _ in answer.evicted]
+        return self._find_nodes(answer.request.spec, self.broker.pools.get(answer.pool or ""), free, leaving)
+
+    def _places(self, free: Rooms | None) -> Places | None:
+        """Whether what was granted on a copy would find nodes; None if nobody knows what is free."""
+        if free is None:
+            return None
+
+        def places(request: Request, removed: list[tuple[str, int]]) -> bool:
+            assert request.allocation is not None
+            return not isinstance(self._find_nodes(request.spec, request.allocation.pool, free, removed), Misfit)
+
+        return places
+
+    def _find_nodes(
+        self, spec: RequestSpec, pool: Pool | None, free: Rooms, removed: list[tuple[str, int]]
+    ) -> tuple[str, ...] | Misfit:
+        """Where it would go with what is free, and with what those grants give back."""
+        labels = pool.spec.node_labels if pool is not None else {}
+        return self._placements.nodes_for(self.broker.bundles(spec, pool), spec.strategy, labels, free, removed)
+
     async def watch(self, request_id: str, seen: int, timeout_seconds: float) -> dict[str, Any]:
         """Long-poll: answers when the request's version is above `seen`, or when time is up.
 
@@ -280,6 +326,20 @@ class PoolBroker:
     async def describe(self, request_id: str) -> dict[str, Any]:
         """One request, by its id or a unique beginning of it. Raises Refused if there is none."""
         return view_request(self.broker, self._meant(request_id)).as_dict()
+
+    async def why(self, request_id: str) -> dict[str, Any]:
+        """Why it is as it is, with what would start it. Looking for that takes a moment, in small pieces: other
+        calls are answered meanwhile."""
+        self._meant(request_id)
+        free = await self._placements.figures_within(FIGURES_SECONDS)
+        request, now = self._meant(request_id), self._now()
+        explained = view_explanation(self.broker, request, now)
+        found = []
+        for suggestion in search(self.broker, request, now, self._places(free)):
+            if suggestion is not None:
+                found.append(suggestion)
+            await asyncio.sleep(0)
+        return {**explained.as_dict(), "would_start": [view_suggestion(one) for one in found]}
 
     async def requests(
         self,

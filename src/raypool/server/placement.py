@@ -251,6 +251,37 @@ class Placements:
             await self.look_after(free)  # somebody may have removed it
         return None if self._doubtful(free) else free
 
+    async def figures_within(self, seconds: float) -> Rooms | None:
+        """The same for who only wants to know: nothing is looked into for it; None, too, if Ray does not answer in
+        time."""
+        try:
+            free = await asyncio.wait_for(self.cluster.free(), seconds)
+        except Exception as error:  # noqa: BLE001 - whatever Ray's GCS has, it is not known then
+            logger.info("what is free is not known: %s", error)
+            return None
+        self._drop_shown_claims(free)
+        return None if self._doubtful(free) else free
+
+    def nodes_for(
+        self,
+        bundles: Sequence[Bundle],
+        strategy: str,
+        labels: Mapping[str, str],
+        free: Rooms,
+        leaving: Sequence[tuple[str, int]],
+    ) -> tuple[str, ...] | Misfit:
+        """Where bundles would go now, and when those grants (request, attempt) had left. Changes nothing."""
+        rooms = self._rooms(free, labels)
+        for grant in leaving:
+            placement = self._placements.get(grant)
+            if placement is None or not placement.nodes:
+                continue
+            for node, given_back in _by_node(placement, placement.nodes).items():
+                room = rooms.get(node, {})
+                for resource, amount in given_back.items():
+                    room[resource] = room.get(resource, 0.0) + amount
+        return find_nodes(bundles, strategy, rooms)
+
     def _doubtful(self, free: Rooms) -> bool:
         return any(
             placement.shown and not placement.broken and node in free

@@ -11,9 +11,9 @@ from typing import Any
 
 CALLS = (
     "hello", "apply", "check", "detach_policy", "delete_pool", "config",
-    "submit", "watch", "release", "cancel", "forget", "attach_actor",
+    "submit", "dry_run", "watch", "release", "cancel", "forget", "attach_actor",
     "hold", "here", "bye",
-    "describe", "requests", "pool", "overview", "request_of_group", "end_all", "journal",
+    "describe", "why", "requests", "pool", "overview", "request_of_group", "end_all", "journal",
 )  # fmt: skip
 """The calls of `PoolBroker`, which say what they take and return."""
 

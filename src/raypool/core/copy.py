@@ -1,0 +1,126 @@
+"""A second broker in the same state, for questions that begin with "what if".
+
+What cannot change (specs, nodes, reasons) is shared; requests, allocations and figures are the copy's own, so
+whatever is done to it leaves the broker as it was. The rule that must not break: a copy decides as the broker
+would have; tests/core/test_copy.py compares both at every event of histories.
+
+A copy leaves out what no question can reach: requests that are over, but for those whose room has not come
+back or whose place in line may be taken up. A *short* copy, for questions by the dozen, has of those who wait
+only who comes first. What is found on a short copy has to be seen once more on a whole one.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from operator import attrgetter
+
+from raypool.core.broker import Broker
+from raypool.core.pool import Pool
+from raypool.core.queue import Group
+from raypool.core.reasons import GroupLost, NodeLost
+from raypool.core.request import Allocation, Request
+
+# All slots of one, and what puts each into another: a copy of thousands is made while somebody waits.
+_request_slots = attrgetter(*Request.__slots__)
+_allocation_slots = attrgetter(*Allocation.__slots__)
+_PUT_IN_REQUEST = [getattr(Request, name).__set__ for name in Request.__slots__]
+_PUT_IN_ALLOCATION = [getattr(Allocation, name).__set__ for name in Allocation.__slots__]
+
+
+SHORT_GROUPS = 50
+SHORT_MEMBERS = 4
+"""Of each pool's line a short copy has the first groups, and of each of them the first members."""
+
+
+def copy_of(broker: Broker, short_for: str | None = None) -> Broker:
+    """short_for: the id of a request: a short copy, with that request in any case."""
+    twin = Broker(broker.world, broker.ended_kept)
+    twin.unmanaged, twin.owner_timeout_seconds = broker.unmanaged, broker.owner_timeout_seconds
+    twin.nodes, twin.now = broker.nodes, broker.now
+    twin._number, twin._serial = broker._number, broker._serial
+    twin._deadlines = broker._deadlines[:]
+    twin._misfits = dict(broker._misfits)
+    for name, pool in broker.pools.items():
+        new = twin.pools[name] = Pool(pool.spec, pool.policies)
+        new.neighbours, new.lowered = pool.neighbours, pool.lowered
+    left_out: set[Request] = set() if short_for is None else _left_out(broker, short_for)
+    for id, request in broker.requests.items():
+        if request not in left_out and (id not in broker._ended or _may_matter(request)):
+            twin.requests[id] = _request_of(request, twin)
+    for id in broker._ended:
+        if id in twin.requests:
+            twin._ended[id] = None
+    _charge(twin)
+    for name, pool in broker.pools.items():
+        _line_up(pool, twin.pools[name], twin.requests)
+    return twin
+
+
+def _may_matter(ended: Request) -> bool:
+    """Whether something that is over can still be met: its group is in the way, or somebody may take it up."""
+    allocation = ended.allocation
+    if allocation is not None and allocation.in_the_way:
+        return True
+    return isinstance(ended.reason, NodeLost | GroupLost) and not ended.taken_up
+
+
+def _left_out(broker: Broker, keep: str) -> set[Request]:
+    """Who waits, and is in no pool among the first. (A set to look into, never to go through.)"""
+    first = {broker.requests[keep]}
+    waiting: set[Request] = set()
+    for pool in broker.pools.values():
+        first.update(pool.marked)
+        groups = sorted(pool.queue.groups.values(), key=lambda group: group.entry()[:3])
+        for group in groups[:SHORT_GROUPS]:
+            first.update(islice(group.members.values(), SHORT_MEMBERS))
+        waiting.update(pool.queue)
+    return waiting - first
+
+
+def _request_of(request: Request, twin: Broker) -> Request:
+    new = Request.__new__(Request)
+    for put, value in zip(_PUT_IN_REQUEST, _request_slots(request), strict=True):
+        put(new, value)
+    new.held_out = request.held_out.copy()
+    new.back_offs = request.back_offs.copy()
+    new.queued = {name: twin.pools[name] for name in request.queued}
+    new.mark = None if request.mark is None else twin.pools[request.mark.name]
+    if request.allocation is not None:
+        new.allocation = _allocation_of(request.allocation, new, twin)
+    return new
+
+
+def _allocation_of(allocation: Allocation, request: Request, twin: Broker) -> Allocation:
+    new = Allocation.__new__(Allocation)
+    for put, value in zip(_PUT_IN_ALLOCATION, _allocation_slots(allocation), strict=True):
+        put(new, value)
+    new.request, new.account = request, None
+    if allocation.pool is not None:  # the pool of one that is gone may have been deleted since
+        new.pool = twin.pools.get(allocation.pool.name, allocation.pool)
+    return new
+
+
+def _charge(twin: Broker) -> None:
+    """What is held, in order of grant."""
+    held = [
+        one.allocation for one in twin.requests.values() if one.allocation is not None and not one.allocation.gone
+    ]
+    for allocation in sorted(held, key=lambda one: one.serial):
+        if allocation.pool is None:
+            twin._unpooled[allocation.serial] = allocation
+        else:
+            allocation.pool.charge(allocation)
+
+
+def _line_up(pool: Pool, new: Pool, requests: dict[str, Request]) -> None:
+    """The same groups in the same order, and the same marks."""
+    for key, group in pool.queue.groups.items():
+        own = Group(key, new.ledger.accounts[group.account.owner])
+        for number, member in group.members.items():
+            twin = requests.get(member.id)
+            if twin is not None:
+                own.members[number] = twin
+        if own.members:
+            new.queue.groups[key] = own
+    for request in pool.marked:
+        new.marked[requests[request.id]] = None
