@@ -4,7 +4,7 @@ A policy change can be tested like code: write what happens and what is expected
 (`raypool.simulate`, `raypool simulate`). The format is described in docs/scenarios.md.
 """
 
-from raypool.simulation.replay import ReplayStep, replay_journal
+from raypool.simulation.journal import ReplayStep, replay_journal
 from raypool.simulation.report import SimulationReport, Step, Transition
 from raypool.simulation.run import simulate
 from raypool.simulation.scenario import Scenario, read_scenarios
