@@ -27,6 +27,7 @@ _MODULE_OF = {
     "request": "request",
     "run": "run",
     "simulate": "simulate",
+    "replay": "replay",
     "journal": "journal",
 }
 """Where each command lives: a module of this package, and in it a command of that name."""
