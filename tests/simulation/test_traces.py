@@ -94,12 +94,14 @@ BAD = {
         "submit (column 'asked'): '2026-13-01' is neither seconds nor an ISO time",
     ),
     "no number": ("1,1,nan,a,1,", "end (column 'ended'): 'nan' is not a number"),
+    "more than time can be": ("1e300,1,2,a,1,", "submit (column 'asked'): '1e300' is beyond"),
+    "for ever": ("1,1,inf,a,1,", "end (column 'ended'): 'inf' is beyond"),
     "an end before its start": ("1,5,2,a,1,", "end: 2 is before 5, when it started"),
     "an unmapped component": ("1,1,2,c,1,", "component (column 'who'): the mapping has no value for 'c'"),
     "half a gpu": ("1,1,2,a,1.5,", "gpus (column 'n'): 1.5 is not a whole number"),
     "fewer than none": ("1,1,2,a,-1,", "gpus (column 'n'): -1 is less than nothing"),
     "too few cells": ("1,1,2", "has 3 cells, the header has 6"),
-    "more than may be": ("1,1,2,a,1e16,", "gpu_count"),
+    "more than may be": ("1,1,2,a,1e16,", "gpus (column 'n'): '1e16' is beyond"),
     "an open quote": ('1,1,2,a,1,"', "not readable as CSV"),
 }
 

@@ -25,7 +25,7 @@ from typing import IO, Any
 from raypool.core.records import event_of
 from raypool.errors import SpecError
 from raypool.simulation.mapping import PROCESSORS, Mapping, Source
-from raypool.spec import RequestSpec, ResourceSettings, shorten
+from raypool.spec import MAX_AMOUNT, RequestSpec, ResourceSettings, shorten
 
 TOLD = 10
 """So many bad lines are told one by one; all are counted."""
@@ -44,7 +44,8 @@ _PREFIXED = ("user", "group", "executable", "queue", "partition")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One job of a trace. submitted_at: seconds, on the trace's own clock. duration_seconds: how long it ran."""
+    """One job of a trace. submitted_at: seconds, on the trace's own clock. duration_seconds: how long it ran.
+    spec: what was asked; its id tells nothing, since jobs that are alike share it."""
 
     submitted_at: float
     duration_seconds: float
@@ -186,7 +187,7 @@ class Trace:
             if table.leaves_out(row):
                 self.counts.left_out += 1
                 return None
-            job = table.job(row, str(number))
+            job = table.job(row)
         except _BadLine as fault:
             self._bad(number, fault)
             return None
@@ -275,7 +276,7 @@ class _Table:
             raise _BadLine(f"has {len(row)} cells, the header has {self.width}")
         return any(row[at] in cells for at, cells in self._left_out)
 
-    def job(self, row: Sequence[str], id: str) -> Job:
+    def job(self, row: Sequence[str]) -> Job:
         submitted_at = self._time("submit", row)
         if submitted_at is None:
             raise _BadLine("submit: is empty")
@@ -291,7 +292,7 @@ class _Table:
         )
         if isinstance(template, str):
             raise _BadLine(template)
-        return Job(submitted_at, duration, template.model_copy(update={"id": id}))
+        return Job(submitted_at, duration, template)
 
     def _duration(self, row: Sequence[str], submitted_at: float) -> float:
         if self.mapping.duration is not None:
@@ -323,8 +324,10 @@ class _Table:
             number = float(value)
         except ValueError:
             number = math.nan
-        if not math.isfinite(number) or isinstance(value, bool):
+        if math.isnan(number) or isinstance(value, bool):
             raise _BadLine(f"{self._named(name)}: {shorten(value)} is not a number")
+        if abs(number) > MAX_AMOUNT:
+            raise _BadLine(f"{self._named(name)}: {shorten(value)} is beyond {MAX_AMOUNT}")
         source = getattr(self.mapping, name)
         return number * source.scale if source.scale != 1.0 else number
 

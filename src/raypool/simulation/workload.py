@@ -187,10 +187,11 @@ class _Run:
                 return
 
     def _ask(self, one: _Running) -> None:
+        """Under an id of its own: those of a trace may be there twice."""
         self.number += 1
-        id = one.job.spec.id if one.attempt == 1 else f"{one.job.spec.id}#{one.attempt}"
+        id = f"{self.number}"
         self.present[id] = one
-        self._feed(ev.Submitted(one.job.spec if one.attempt == 1 else one.job.spec.model_copy(update={"id": id})))
+        self._feed(ev.Submitted(one.job.spec.model_copy(update={"id": id})))
 
     def _feed(self, event: ev.Event) -> None:
         self.workload.events += 1
