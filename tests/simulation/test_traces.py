@@ -79,6 +79,12 @@ def test_constants_scales_defaults_and_iso_times(tmp_path: Path) -> None:
     assert second.submitted_at - first.submitted_at == 1
 
 
+def test_cells_may_stand_apart_and_be_parted_by_something_else(tmp_path: Path) -> None:
+    text = "\ufeff" + COLUMNS.replace(",", "; ") + '10; 12; 20; "a"; 2; firm\r\n\r\n'
+    (job,) = trace(tmp_path, text, mapping=mapping(delimiter=";"))
+    assert facts(job) == (10, 8, "alpha", {"gpu": 2}, False)
+
+
 def test_jobs_that_never_ran_and_rows_that_are_left_out_are_counted(tmp_path: Path) -> None:
     rows = "1,,9,a,1,\n2,2,9,a,0,\n3,3,9,a,1,\n9,9,9,a,1,\n"
     read = trace(tmp_path, COLUMNS + rows, mapping=mapping(leave_out={"n": 0}, until=5))
@@ -156,6 +162,7 @@ def test_a_trace_that_cannot_be_read_says_why(
         ("submit: {column: a, value: 1}", "give either column or value"),
         ("submit: {value: 1, default: 2}", "map and default go with a column"),
         ("duration: a\nend: b", "give either duration, or end"),
+        ("delimiter: xx", "delimiter"),
         ("gpu: 1", "gpu"),
         ("- 1", "must be"),
     ],

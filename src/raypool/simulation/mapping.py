@@ -12,7 +12,7 @@ leave_out: {state: [CANCELLED]}                  # rows that are no jobs
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BeforeValidator, Field, model_validator
@@ -72,7 +72,8 @@ class Mapping(Spec):
     submit: when it was asked. duration: how long it ran, seconds; or end: when it ended, which is counted from
     start, or from submit. component: whose it is. gpus, cpus, memory_mb: of each of its workers, the latter
     two only if a pool meters them. leave_out: column -> cells; rows with one of them are no jobs.
-    since, until: jobs that were asked before or after are left out.
+    delimiter: what stands between the cells of a CSV. since, until: jobs that were asked before or after are
+    left out.
     """
 
     submit: From | None = None
@@ -87,6 +88,7 @@ class Mapping(Spec):
     preemptible: From | None = None
     pool: Name | None = None
     leave_out: Annotated[dict[str, tuple[str, ...]], BeforeValidator(_texts)] = Field(default_factory=dict)
+    delimiter: Literal[",", ";", "|", "\t"] = ","
     since: float | None = None
     until: float | None = None
 

@@ -279,7 +279,7 @@ dl{display:grid;grid-template-columns:max-content 1fr;gap:2px 14px;margin:0}dt{o
 .row{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,420px),1fr));gap:8px 20px;max-width:1100px}
 .row>:only-child{max-width:640px}
 figure{margin:14px 0 0}figcaption{font-weight:600;overflow-wrap:anywhere}svg{display:block;width:100%;height:auto}
-text{font:14px system-ui,sans-serif;fill:var(--ink)}
+text{font:15px system-ui,sans-serif;fill:var(--ink)}
 text.level{paint-order:stroke;stroke:var(--paper);stroke-width:3px}
 line{stroke:var(--ink);stroke-width:1.5}line.grid{stroke:var(--faint);stroke-width:1}
 line.reserved{stroke-dasharray:7 4}line.limit{stroke-dasharray:2 3}

@@ -144,7 +144,8 @@ class Trace:
     # --- tables -------------------------------------------------------------------------------
 
     def _csv(self, lines: _Lines) -> Iterator[tuple[str, Job | None]]:
-        rows = csv.reader(lines, strict=True)
+        mapping = self.mapping or Mapping()
+        rows = csv.reader(lines, strict=True, skipinitialspace=True, delimiter=mapping.delimiter)
         header: list[str] | None = None
         while True:
             try:
@@ -156,7 +157,7 @@ class Trace:
                 break
             if header is None:
                 header = [name.strip() for name in row]
-                table = _Table(self.file, header, self.mapping or Mapping())
+                table = _Table(self.file, header, mapping)
             elif row:
                 yield str(rows.line_num), self._job(rows.line_num, row, table)
         if header is None:
