@@ -18,7 +18,7 @@ import raypool
 from raypool.cli.main import main as raypool_main
 from raypool.core import bundles
 from raypool.core.reasons import Reason
-from raypool.simulation import run, scenario
+from raypool.simulation import run, scenario, workload_report
 from raypool.spec import BrokerConfig, PolicySpec, PoolSpec, RequestSpec, ResourceSettings
 
 from .pages import PAGES, ROOT, Block, all_blocks
@@ -77,7 +77,9 @@ def test_examples_with_a_prompt_print_what_they_say(block: Block) -> None:
     assert not doctest.DocTestRunner().run(example).failed
 
 
-@pytest.mark.parametrize("module", [raypool.spec, bundles, run, scenario], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module", [raypool.spec, bundles, run, scenario, workload_report], ids=lambda module: module.__name__
+)
 def test_examples_in_docstrings_print_what_they_say(module: Any) -> None:
     assert not doctest.testmod(module).failed
 
@@ -102,7 +104,7 @@ def test_the_command_line_takes_the_commands_in_the_docs(where: str, line: str, 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
         for word in words:
-            if word.endswith((".yaml", ".jsonl")):
+            if word.endswith((".yaml", ".jsonl", ".csv", ".swf", ".gz")):
                 (tmp_path / word).parent.mkdir(parents=True, exist_ok=True)
                 (tmp_path / word).touch()
         command: click.Command = raypool_main

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+from xml.etree import ElementTree
 
 import pytest
 
@@ -139,3 +140,25 @@ def test_simulate_does_not_import_ray(holds: str) -> None:
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+# --- JUnit ------------------------------------------------------------------------------------
+
+
+def test_junit_has_a_case_for_each_scenario_and_a_suite_for_each_file(cli: Cli, tmp_path: Path) -> None:
+    odd = HOLDS.replace("name: one waits", 'name: "a <b> & \\"c\\" \\x07"')
+    first = _file(tmp_path, "a.yaml", FAILS + "---" + odd)
+    second = _file(tmp_path, "b.yaml", HOLDS)
+    shown = cli("simulate", first, second, "--quiet", "--junit", str(tmp_path / "out.xml"), code=1).stdout
+    root = ElementTree.parse(tmp_path / "out.xml").getroot()
+    assert (root.tag, root.get("tests"), root.get("failures")) == ("testsuites", "3", "1")
+    suites = [(one.get("name"), one.get("tests"), one.get("failures"), len(one)) for one in root]
+    assert suites == [(first, "2", "1", 2), (second, "1", "0", 1)]
+    assert [case.get("name") for case in root.iter("testcase")] == ["wrongly expected", 'a <b> & "c" ?', "one waits"]
+    (failure,) = root.iter("failure")
+    assert "wanted status pending, came allocated" in (failure.text or "")
+    assert failure.get("message") == failure.text and str(failure.text) in shown
+
+
+def test_junit_that_cannot_be_written_is_an_error(cli: Cli, holds: str) -> None:
+    assert "no/out.xml was not written" in cli("simulate", holds, "--junit", "no/out.xml", code=1).stderr

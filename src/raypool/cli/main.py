@@ -29,6 +29,7 @@ _MODULE_OF = {
     "submit": "submit",
     "run": "run",
     "simulate": "simulate",
+    "replay": "replay",
     "journal": "journal",
 }
 """Where each command lives: a module of this package, and in it a command of that name."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from raypool.cli import output
-from raypool.errors import SpecError
+from raypool.errors import RaypoolError, SpecError
 
 if TYPE_CHECKING:
     from raypool.simulation import SimulationReport, Step
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     "files", nargs=-1, required=True, metavar="FILE...", type=click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the reports as JSON.")
+@click.option("--junit", type=click.Path(dir_okay=False, path_type=Path), help="Write the results as JUnit XML, too.")
 @click.option("--quiet", is_flag=True, help="Print only what failed.")
-def simulate(files: tuple[Path, ...], as_json: bool, quiet: bool) -> None:
+def simulate(files: tuple[Path, ...], as_json: bool, junit: Path | None, quiet: bool) -> None:
     """Run scenario files in virtual time, without Ray.
 
     Prints what happens and when, and which expectations fail.
@@ -31,6 +32,8 @@ def simulate(files: tuple[Path, ...], as_json: bool, quiet: bool) -> None:
     """
     reports = [report for file in files for report in _run(file)]
     failed = [report for report in reports if not report.passed]
+    if junit is not None:
+        _write_junit(junit, reports)
     if as_json:
         output.data({"scenarios": [report.as_dict() for report in reports]}, "json")
     else:
@@ -55,6 +58,15 @@ def _run(file: Path) -> list[SimulationReport]:
         except SpecError as error:
             raise SpecError(f"{file}: scenario '{scenario.name}': {error}", error.problems) from None
     return reports
+
+
+def _write_junit(file: Path, reports: list[SimulationReport]) -> None:
+    from raypool.simulation.junit import junit_of
+
+    try:
+        file.write_text(junit_of(reports), encoding="utf-8")
+    except OSError as error:
+        raise RaypoolError(f"{file} was not written: {error.strerror}") from None
 
 
 def _rows(step: Step) -> Iterator[list[str]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from raypool.core.pool import Pool
 from raypool.core.reasons import PlacementBackOff
+from raypool.core.request import Request
 from raypool.core.victims import choose, enough
 
 if TYPE_CHECKING:
@@ -64,15 +65,24 @@ def _reserve_is_guaranteed(pool: Pool) -> None:
     """
     outcome = pool.outcome()
     assert outcome.granted is None, f"{pool.name}: the cycle stopped while {outcome.granted} could be granted"
-    if pool.lowered or any(pool.ledger.phantom):
-        return
+    held_up = held_up_inside_its_reserve(pool)
+    assert not held_up or held_up[1], (
+        f"law 4: {held_up and held_up[0]} is inside its reserve in {pool.name} and blocked"
+    )
+
+
+def held_up_inside_its_reserve(pool: Pool) -> tuple[Request, bool] | None:
+    """Who is blocked in the pool though he is inside his reserve, and whether the known gap of law 4 is why;
+    None if nobody is, or what was lowered or is phantom excuses it."""
+    outcome = pool.outcome()
+    if outcome.blocked is None or outcome.group is None or pool.lowered or any(pool.ledger.phantom):
+        return None
+    standing = outcome.figures.standing(outcome.group.account)
+    if not standing.inside_reserve(outcome.group.need, outcome.group.preemptible):
+        return None
     if any(request.mark not in (None, pool) for request in pool.queue):
-        return
-    if outcome.blocked is not None and outcome.group is not None:
-        standing = outcome.figures.standing(outcome.group.account)
-        if standing.inside_reserve(outcome.group.need, outcome.group.preemptible):
-            overtaken = enough(pool, outcome) and not choose(pool, outcome)
-            assert overtaken, f"law 4: {outcome.blocked} is inside its reserve in {pool.name} and blocked"
+        return None
+    return outcome.blocked, bool(enough(pool, outcome)) and not choose(pool, outcome)
 
 
 def _charged_once(broker: Broker) -> None:

@@ -1,0 +1,277 @@
+"""Reading traces: what of a line is what of a job, and what becomes of lines that cannot be read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raypool.core import events as ev
+from raypool.core.broker import Broker, World
+from raypool.core.records import line_of
+from raypool.core.snapshot import Snapshots
+from raypool.errors import SpecError
+from raypool.simulation.mapping import Mapping, read_mapping
+from raypool.simulation.traces import Job, Trace
+from raypool.spec import BrokerConfig, RequestSpec, ResourceSettings
+
+COLUMNS = "asked,began,ended,who,n,kind\n"
+MAPPING = {
+    "submit": "asked",
+    "start": "began",
+    "end": "ended",
+    "component": {"column": "who", "map": {"a": "alpha", "b": "beta"}},
+    "gpus": "n",
+    "preemptible": {"column": "kind", "map": {"firm": False}, "default": True},
+}
+
+
+def mapping(**more: Any) -> Mapping:
+    loaded: Mapping = Mapping.load(MAPPING | more)
+    return loaded
+
+
+def trace(folder: Path, text: str, name: str = "trace.csv", **options: Any) -> Trace:
+    file = folder / name
+    data = text.encode()
+    file.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    return Trace(file, **options)
+
+
+def swf_line(number: int, submit: int, run: int, processors: int, group: int = 3, **fields: int) -> str:
+    row = [number, submit, -1, run, processors, -1, -1, processors, -1, -1, 1, 9, group, -1, 2, -1, -1, -1]
+    for name, value in fields.items():
+        row[int(name.removeprefix("field"))] = value
+    return " ".join(map(str, row)) + "\n"
+
+
+def facts(job: Job) -> tuple[float, float, str, dict[str, int], bool]:
+    demand = {key: amount for key, amount in job.spec.demand().items() if key != "step_run"}
+    return job.submitted_at, job.duration_seconds, job.spec.component, demand, job.spec.is_preemptible
+
+
+def test_a_csv_is_read_as_its_mapping_says(tmp_path: Path) -> None:
+    read = trace(tmp_path, COLUMNS + "10,12,20,a,2,firm\n11,11,11.5,b,1,\n", mapping=mapping())
+    assert list(map(facts, read)) == [
+        (10, 8, "alpha", {"gpu": 2}, False),
+        (11, 0.5, "beta", {"gpu": 1}, True),
+    ]
+    assert read.counts.jobs == 2
+
+
+def test_constants_scales_defaults_and_iso_times(tmp_path: Path) -> None:
+    wanted = {
+        "submit": "when",
+        "duration": {"column": "minutes", "scale": 60},
+        "component": {"value": "batch"},
+        "gpus": {"column": "milli", "scale": 0.001},
+        "cpus": 2,
+        "memory_mb": 100,
+        "workers": {"column": "w", "default": 1},
+    }
+    text = "when,minutes,milli,w\n2026-01-01T00:00:00Z,2,460,\n2026-01-01 01:00:01+01:00,1,2000,3\n"
+    first, second = trace(tmp_path, text, mapping=Mapping.load(wanted))
+    assert facts(first)[1:4] == (120, "batch", {"gpu": 1, "mcpu": 2000, "memory_mb": 100})
+    assert facts(second)[1:4] == (60, "batch", {"gpu": 6, "mcpu": 6000, "memory_mb": 300})
+    assert second.submitted_at - first.submitted_at == 1
+
+
+def test_cells_may_stand_apart_and_be_parted_by_something_else(tmp_path: Path) -> None:
+    text = "\ufeff" + COLUMNS.replace(",", "; ") + '10; 12; 20; "a"; 2; firm\r\n\r\n'
+    (job,) = trace(tmp_path, text, mapping=mapping(delimiter=";"))
+    assert facts(job) == (10, 8, "alpha", {"gpu": 2}, False)
+
+
+def test_jobs_that_never_ran_and_rows_that_are_left_out_are_counted(tmp_path: Path) -> None:
+    rows = "1,,9,a,1,\n2,2,9,a,0,\n3,3,9,a,1,\n9,9,9,a,1,\n"
+    read = trace(tmp_path, COLUMNS + rows, mapping=mapping(leave_out={"n": 0}, until=5))
+    assert [job.submitted_at for job in read] == [3]
+    assert (read.counts.jobs, read.counts.never_ran, read.counts.left_out) == (1, 1, 2)
+
+
+BAD = {
+    "a word for a time": ("x,1,2,a,1,", "submit (column 'asked'): 'x' is not a number"),
+    "no time": (",1,2,a,1,", "submit: is empty"),
+    "half a time": (
+        "2026-13-01,1,2,a,1,",
+        "submit (column 'asked'): '2026-13-01' is neither seconds nor an ISO time",
+    ),
+    "no number": ("1,1,nan,a,1,", "end (column 'ended'): 'nan' is not a number"),
+    "more than time can be": ("1e300,1,2,a,1,", "submit (column 'asked'): '1e300' is beyond"),
+    "for ever": ("1,1,inf,a,1,", "end (column 'ended'): 'inf' is beyond"),
+    "an end before its start": ("1,5,2,a,1,", "end: 2 is before 5, when it started"),
+    "an unmapped component": ("1,1,2,c,1,", "component (column 'who'): the mapping has no value for 'c'"),
+    "half a gpu": ("1,1,2,a,1.5,", "gpus (column 'n'): 1.5 is not a whole number"),
+    "fewer than none": ("1,1,2,a,-1,", "gpus (column 'n'): -1 is less than nothing"),
+    "too few cells": ("1,1,2", "has 3 cells, the header has 6"),
+    "more than may be": ("1,1,2,a,1e16,", "gpus (column 'n'): '1e16' is beyond"),
+    "an open quote": ('1,1,2,a,1,"', "not readable as CSV"),
+}
+
+
+@pytest.mark.parametrize(("line", "says"), BAD.values(), ids=BAD)
+def test_a_bad_line_is_named_with_its_field_and_left_out_only_when_told(tmp_path: Path, line: str, says: str) -> None:
+    text = COLUMNS + "0,0,1,a,1,\n" + line
+    with pytest.raises(SpecError) as caught:
+        list(trace(tmp_path, text, mapping=mapping()))
+    assert says in str(caught.value)
+    assert "trace.csv:3: " in str(caught.value) and "--skip-bad" in str(caught.value)
+    read = trace(tmp_path, text, mapping=mapping(), skip_bad=True)
+    assert [job.submitted_at for job in read] == [0]
+    assert read.counts.bad == 1 and says in read.counts.told[0]
+
+
+def test_all_bad_lines_are_counted_and_ten_are_told(tmp_path: Path) -> None:
+    read = trace(tmp_path, COLUMNS + "x,,,a,1,\n" * 25, mapping=mapping(), skip_bad=True)
+    assert list(read) == []
+    assert read.counts.bad == 25 and len(read.counts.told) == 10
+
+
+def test_times_that_run_backwards_are_an_error_whatever_is_skipped(tmp_path: Path) -> None:
+    text = COLUMNS + "5,5,6,a,1,\n4,4,6,a,1,\n"
+    with pytest.raises(SpecError, match=r"trace\.csv:3: submit: 4 is before 5 of line 2: times must not run backw"):
+        list(trace(tmp_path, text, mapping=mapping(), skip_bad=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "options", "says"),
+    [
+        ("trace.csv", "a,b\n", {}, "a CSV needs a mapping file"),
+        ("trace.csv", "", {"mapping": mapping()}, "is empty"),
+        ("trace.csv", "asked,began\n", {"mapping": mapping()}, "end: there is no column 'ended'"),
+        ("trace.csv", COLUMNS, {"mapping": Mapping()}, "does not say what is submit and what is component and what"),
+        ("trace.csv", COLUMNS, {"mapping": mapping(leave_out={"x": "1"})}, "leave_out: there is no column 'x'"),
+        ("trace.txt", "", {}, "a trace ends with .csv, .swf or .jsonl"),
+        ("trace.jsonl", "", {"mapping": mapping()}, "a mapping is for .csv and .swf"),
+    ],
+)
+def test_a_trace_that_cannot_be_read_says_why(
+    tmp_path: Path, name: str, text: str, options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(SpecError, match=says):
+        list(trace(tmp_path, text, name, **options))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("submit: [", "not readable as YAML"),
+        ("submit: {column: a, value: 1}", "give either column or value"),
+        ("submit: {value: 1, default: 2}", "map and default go with a column"),
+        ("duration: a\nend: b", "give either duration, or end"),
+        ("delimiter: xx", "delimiter"),
+        ("gpu: 1", "gpu"),
+        ("- 1", "must be"),
+    ],
+)
+def test_a_mapping_that_is_none_says_why(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "mapping.yaml"
+    file.write_text(text)
+    with pytest.raises(SpecError, match=says) as caught:
+        read_mapping(file)
+    assert str(caught.value).startswith(str(file))
+
+
+@pytest.mark.parametrize("name", ["trace.swf", "trace.swf.gz"])
+def test_the_standard_workload_format_needs_no_mapping(tmp_path: Path, name: str) -> None:
+    text = "; Version: 2.2\n;\n" + swf_line(1, 0, 100, 4) + swf_line(2, 5, -1, 4) + swf_line(3, 6, 9, -1, field7=2)
+    read = trace(tmp_path, text + swf_line(4, 7, 9, -1, field7=-1, group=-1), name)
+    assert list(map(facts, read)) == [(0, 100, "group-3", {"gpu": 4}, True), (6, 9, "group-3", {"gpu": 2}, True)]
+    assert read.counts.never_ran == 2, "one has no run time, one no processors"
+
+
+def test_a_mapping_says_otherwise_for_a_swf(tmp_path: Path) -> None:
+    wanted = Mapping.load(
+        {"component": {"column": "queue", "map": {"queue-2": "night"}}, "gpus": 1, "end": "requested_time"}
+    )
+    (job,) = trace(tmp_path, swf_line(1, 3, 100, 4, field8=50), "trace.swf", mapping=wanted)
+    assert facts(job) == (3, 47, "night", {"gpu": 1}, True)
+
+
+def test_a_short_line_of_a_swf_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"trace\.swf:2: has 3 fields, the Standard Workload Format has 18"):
+        list(trace(tmp_path, swf_line(1, 0, 1, 1) + "1 2 3\n", "trace.swf"))
+
+
+def test_a_torn_gzip_is_an_error_that_nothing_skips(tmp_path: Path) -> None:
+    file = tmp_path / "trace.swf.gz"
+    file.write_bytes(gzip.compress((swf_line(1, 0, 1, 1) * 5000).encode())[:-20])
+    with pytest.raises(SpecError, match="the rest is not readable as gzip"):
+        list(Trace(file, skip_bad=True))
+
+
+def test_progress_reaches_the_size_of_the_file(tmp_path: Path) -> None:
+    read = trace(tmp_path, "".join(swf_line(at, at, 1, 1) for at in range(5000)), "trace.swf.gz")
+    heard: list[int] = []
+    read.progress = heard.append
+    assert sum(1 for _ in read) == 5000
+    assert heard == sorted(heard) and heard[-1] == read.size and len(heard) == 3
+
+
+# --- journals ---------------------------------------------------------------------------------
+
+POOLS = {
+    "pools": [{"name": "p", "capacity": {"gpu": 2}}],
+    "policies": [
+        {"pool": "p", "component": "low", "priority": 1},
+        {"pool": "p", "component": "high", "priority": 2},
+    ],
+}
+
+
+def submitted(id: str, component: str, gpus: int, **more: Any) -> ev.Submitted:
+    return ev.Submitted(RequestSpec(id=id, component=component, resources=ResourceSettings(gpu_count=gpus), **more))
+
+
+def journal(events: list[tuple[float, ev.Event]], snapshot_after: int) -> str:
+    """An exported journal: a snapshot after so many events, then a line of each."""
+    broker = Broker(World(confirms_placement=False, confirms_removal=False))
+    for at, event in events[:snapshot_after]:
+        broker.handle(event, at)
+    lines = list(Snapshots().lines_of(broker, snapshot_after))
+    for number, (at, event) in enumerate(events[snapshot_after:], snapshot_after + 1):
+        lines.append(line_of(number, at, event, broker.handle(event, at)))
+    return "\n".join(lines) + "\n"
+
+
+STORY: list[tuple[float, ev.Event]] = [
+    (100, ev.ConfigApplied(BrokerConfig.load(POOLS))),
+    (100, submitted("a", "low", 2)),
+    (110, submitted("b", "high", 2)),  # a has to leave
+    (111, submitted("a2", "low", 2, retry_of="a")),
+    (120, submitted("c", "low", 3)),  # rejected
+    (150, ev.Released("b")),  # a2 begins
+    (180, ev.Released("a2")),
+    (190, submitted("d", "high", 1)),
+    (200, submitted("e", "high", 2)),
+    (230, ev.Cancelled("e")),
+]
+
+
+@pytest.mark.parametrize("cut", range(1, len(STORY) + 1))
+def test_a_journal_tells_when_jobs_were_asked_and_how_long_they_ran(tmp_path: Path, cut: int) -> None:
+    read = trace(tmp_path, journal(STORY, cut), "trace.jsonl")
+    found = [(job.spec.id, job.submitted_at, job.duration_seconds) for job in read]
+
+    assert found == [("a", 100, 30), ("b", 110, 40), ("d", 190, 40)]
+    assert (read.counts.still_running, read.counts.never_ran) == (1, 2), "d holds on; c and e never ran"
+
+
+def test_a_bad_line_of_a_journal_is_named(tmp_path: Path) -> None:
+    lines = journal(STORY, 1).splitlines()
+    for wrong in ("{", "[]", "7", "{}", json.dumps({"n": 2, "event": "Submitted", "at": 1e9})):
+        text = "\n".join([*lines[:3], wrong])
+        with pytest.raises(SpecError, match=r"trace\.jsonl:4: is no line of an exported journal"):
+            list(trace(tmp_path, text, "trace.jsonl"))
+    read = trace(tmp_path, text, "trace.jsonl", skip_bad=True)
+    list(read)
+    assert read.counts.bad == 1
+
+
+def test_a_journal_whose_times_run_backwards_is_an_error(tmp_path: Path) -> None:
+    lines = journal(STORY, 1).splitlines()
+    with pytest.raises(SpecError, match="times must not run backwards"):
+        list(trace(tmp_path, "\n".join([*lines, lines[-2]]), "trace.jsonl", skip_bad=True))
