@@ -1,4 +1,4 @@
-"""A broker that was written down and read back is the same broker, after every event of any history."""
+"""A broker that was written down and read back, or copied, is the same broker, after every event of any history."""
 
 import json
 
@@ -6,6 +6,7 @@ import pytest
 
 from raypool.core import events as ev
 from raypool.core.broker import World
+from raypool.core.copy import copy_of
 from raypool.core.records import decision_of, event_of, line_of, plain
 from raypool.core.replay import Unreadable, opened, replay
 from raypool.core.request import Allocation, Request
@@ -37,7 +38,7 @@ def test_every_slot_is_accounted_for(kind, facts):
 
 
 class Twins:
-    """A broker, and one that is read back from lines before every event. Both must decide alike."""
+    """A broker, one that is read back from lines before every event, and a copy. All must decide alike."""
 
     def __init__(self, broker):
         self.broker = broker
@@ -49,18 +50,27 @@ class Twins:
         return list(Snapshots().lines_of(self.broker, self.number))
 
     def handle(self, event, now):
-        twin, _ = broker_of(self.snapshot(), self.broker.world)
+        before = self.snapshot()
+        twins = [broker_of(before, self.broker.world)[0], copy_of(self.broker)]
+        decided = []
+        for twin in twins:
+            try:
+                decided.append([decision_of(one) for one in twin.handle(event, now)])
+            except Refused:
+                decided.append("refused")
+        assert self.snapshot() == before, "what is done to a copy has reached the original"
         try:
             done = type(self.broker).handle(self.broker, event, now)
         except Refused:
-            with pytest.raises(Refused):
-                twin.handle(event, now)
+            assert decided == ["refused"] * 2
             raise
-        assert [decision_of(one) for one in twin.handle(event, now)] == [decision_of(one) for one in done]
+        assert decided == [[decision_of(one) for one in done]] * 2
         self.number += 1
         self.lines.append(line_of(self.number, now, event, done))
-        assert list(Snapshots().lines_of(twin, self.number)) == self.snapshot()
-        twin.check()
+        after = self.snapshot()
+        for twin in twins:
+            assert list(Snapshots().lines_of(twin, self.number)) == after
+            twin.check()
         return done
 
 

@@ -150,7 +150,7 @@ def broker_of(lines: Iterable[str], world: World | None = None) -> tuple[Broker,
             request = _request_of(row["request"], broker.pools, former)
             broker.requests[request.id] = request
     link(broker.pools)
-    _charge(broker)
+    charge_what_is_held(broker)
     for request in sorted(broker.requests.values(), key=lambda one: one.number):
         for pool in list(request.queued.values()):
             pool.enqueue(request)
@@ -203,8 +203,8 @@ def _allocation_of(row: Mapping[str, Any], request: Request, pools: Mapping[str,
     return allocation
 
 
-def _charge(broker: Broker) -> None:
-    """Charges what is held, in order of grant."""
+def charge_what_is_held(broker: Broker) -> None:
+    """For a broker that is read back, or copied: in order of grant."""
     held = [one.allocation for one in broker.requests.values() if one.allocation is not None]
     for allocation in sorted(held, key=lambda one: one.serial):
         pool = allocation.pool
