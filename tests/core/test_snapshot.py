@@ -137,6 +137,8 @@ def eventful():
     told.submit("unpooled", "nobody")
     told.ready("unpooled")
     told.cancel("unpooled", "enough")
+    told.feed(ev.RolledBack(1, by="ann", note="as it was"))
+    told.feed(ev.RolledBack(2))
     return told, twins
 
 

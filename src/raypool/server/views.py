@@ -7,7 +7,7 @@ from typing import Any
 
 from raypool.core.broker import Broker
 from raypool.core.explain import explanation_of, wait_reasons
-from raypool.core.pool import Pool, borrowed_by, by_preference
+from raypool.core.pool import Pool, borrowed_by, borrowed_in, by_preference
 from raypool.core.reasons import BeingPlaced, Evicted
 from raypool.core.request import Allocation, Request
 from raypool.view import BrokerView, PolicyView, PoolView, RequestView
@@ -65,20 +65,12 @@ def view_request(broker: Broker, request: Request, borrowed: dict[str, int] | No
 
 
 def view_requests(broker: Broker, requests: Iterable[Request]) -> list[RequestView]:
-    """Many at once: each policy's line is read only once."""
+    """Many at once."""
     borrowed: dict[str, dict[str, int]] = {}
     for pool in broker.pools.values():
         explanation_of(pool).number_all()
-        borrowed.update(_borrowed_in(pool))
+        borrowed.update(borrowed_in(pool))
     return [view_request(broker, request, borrowed.get(request.id, {})) for request in requests]
-
-
-def _borrowed_in(pool: Pool) -> dict[str, dict[str, int]]:
-    return {
-        allocation.request.id: pool.ledger.by_key(above)
-        for account in pool.ledger.accounts.values()
-        for allocation, above in account.line()
-    }
 
 
 def view_pool(pool: Pool) -> PoolView:
