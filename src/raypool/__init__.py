@@ -32,7 +32,15 @@ if TYPE_CHECKING:
     from raypool.simulation import SimulationReport, simulate
     from raypool.spec import BrokerConfig, PolicySpec, PoolSpec, RequestSpec, ResourceSettings
     from raypool.version import __version__
-    from raypool.view import BrokerView, PolicyView, PoolView, RequestView
+    from raypool.view import (
+        BrokerView,
+        ConsequenceView,
+        PolicyView,
+        PoolView,
+        PreviewView,
+        RequestView,
+        VersionView,
+    )
 
 _HOME = {
     "raypool.client.client": ("Client", "connect", "start", "stop"),
@@ -57,7 +65,15 @@ _HOME = {
     "raypool.simulation": ("SimulationReport", "simulate"),
     "raypool.spec": ("BrokerConfig", "PolicySpec", "PoolSpec", "RequestSpec", "ResourceSettings"),
     "raypool.version": ("__version__",),
-    "raypool.view": ("BrokerView", "PolicyView", "PoolView", "RequestView"),
+    "raypool.view": (
+        "BrokerView",
+        "ConsequenceView",
+        "PolicyView",
+        "PoolView",
+        "PreviewView",
+        "RequestView",
+        "VersionView",
+    ),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
@@ -69,7 +85,7 @@ __all__ = [
     # work in pools
     "remote", "lease", "Lease", "current_lease", "PreemptionNotice",
     # what people see
-    "BrokerView", "PoolView", "PolicyView", "RequestView",
+    "BrokerView", "PoolView", "PolicyView", "RequestView", "PreviewView", "ConsequenceView", "VersionView",
     # policies tested like code
     "simulate", "SimulationReport",
     # errors
