@@ -36,7 +36,9 @@ def test_a_preview_tells_what_would_follow_and_leaves_no_trace():
             )
             assert (found.more, found.number, found.promises) == ({"rejected": 3}, 2, [])
             assert json.loads(json.dumps(found.as_dict())) == found.as_dict()
-            found = PreviewView.from_dict(await world.actor.preview({"policies": [policy("red", reserved={"gpu": 3})]}))
+            found = PreviewView.from_dict(
+                await world.actor.preview({"policies": [policy("red", reserved={"gpu": 3})]})
+            )
             assert (found.consequences, found.more) == ([], {})
             assert journal_of(world) == before
             assert (await world.view("w00"))["status"] == "pending"
@@ -48,7 +50,9 @@ def test_a_preview_says_what_pools_would_promise_beyond_their_nodes_and_do_not_n
     async def story():
         async with World(FakeCluster(node("n1", 8)), [pool(gpu=9)]) as world:
             await world.pass_seconds(1)
-            found = PreviewView.from_dict(await world.actor.preview({"policies": [policy("red", reserved={"gpu": 3})]}))
+            found = PreviewView.from_dict(
+                await world.actor.preview({"policies": [policy("red", reserved={"gpu": 3})]})
+            )
             assert found.promises == []
             found = PreviewView.from_dict(await world.actor.preview({"pools": [pool(gpu=12)]}))
             assert found.promises == ["pool 'p' promises 12 gpu, and the nodes have 8"]
