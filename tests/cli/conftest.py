@@ -12,15 +12,25 @@ from raypool.cli import connection
 from raypool.cli.main import main
 from raypool.core import events as ev
 from raypool.core.broker import Broker, World
-from raypool.core.config import warnings_of
+from raypool.core.preview import Change, preview
 from raypool.errors import BrokerUnavailable, Refused
-from raypool.server.views import view_broker, view_pool, view_request, view_requests
+from raypool.server.views import (
+    config_warnings,
+    view_broker,
+    view_history,
+    view_pool,
+    view_preview,
+    view_request,
+    view_requests,
+)
 from raypool.spec import BrokerConfig, RequestSpec
 from raypool.view import (
     BrokerView,
     PolicyView,
     PoolView,
+    PreviewView,
     RequestView,
+    VersionView,
 )
 
 
@@ -33,6 +43,7 @@ class CoreClient:
         self.degraded = ""
         self.written = ""
         self.now = 1000.0
+        self.broken: list[str] = []
 
     def feed(self, event: ev.Event) -> None:
         self.now += 1
@@ -41,7 +52,7 @@ class CoreClient:
     def status(self) -> BrokerView:
         return view_broker(
             self.broker,
-            self._warnings(self.config()),
+            config_warnings(self.broker),
             self.now - 100,
             "9.9",
             self.degraded,
@@ -102,12 +113,28 @@ class CoreClient:
     def forget(self, request_id: str) -> None:
         self.feed(ev.Forgotten(self.request(request_id).id))
 
-    def check(self, config: BrokerConfig) -> list[str]:
-        return warnings_of(*self.broker.after(config))
+    def preview(self, config: BrokerConfig) -> PreviewView:
+        return self._preview(ev.ConfigApplied(config))
 
-    def apply(self, config: BrokerConfig) -> list[str]:
-        self.feed(ev.ConfigApplied(config))
-        return self._warnings(self.config())
+    def preview_rollback(self, number: int) -> PreviewView:
+        return self._preview(ev.RolledBack(number))
+
+    def _preview(self, change: Change) -> PreviewView:
+        return view_preview(preview(self.broker, change, self.now), self.broken)
+
+    def apply(self, config: BrokerConfig, *, by: str | None = None, note: str = "") -> list[str]:
+        self.feed(ev.ConfigApplied(config, by or "ann", note))
+        return config_warnings(self.broker)
+
+    def history(self) -> list[VersionView]:
+        return view_history(self.broker)
+
+    def config_of(self, number: int) -> BrokerConfig:
+        return self.broker.history.config_at(number)
+
+    def rollback(self, number: int, *, by: str | None = None, note: str = "") -> list[str]:
+        self.feed(ev.RolledBack(number, by or "ann", note))
+        return config_warnings(self.broker)
 
     def detach_policy(self, pool: str, component: str, component_type: str = "team") -> None:
         self.feed(ev.PolicyDetached(pool, component, component_type))
@@ -117,9 +144,6 @@ class CoreClient:
 
     def submit(self, **fields: Any) -> None:
         self.feed(ev.Submitted(RequestSpec.load(fields)))
-
-    def _warnings(self, config: BrokerConfig) -> list[str]:
-        return warnings_of(*self.broker.after(config))
 
 
 class Cli:
@@ -135,7 +159,7 @@ class Cli:
         result = CliRunner().invoke(main, list(words), input=input, prog_name="raypool")
         assert result.exit_code == code, (result.output, result.exception)
         assert "Traceback" not in result.output
-        if not {"json", "yaml", "--json", "simulate"} & set(words):
+        if not {"json", "yaml", "--json", "simulate", "export"} & set(words):
             for line in result.stdout.splitlines():
                 assert len(line) <= 100, f"{len(line)} columns: {line}"
         return result
