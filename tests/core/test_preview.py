@@ -286,9 +286,10 @@ class ForetoldRules(CoreRules):
             self.feed(ev.ConfigApplied(BrokerConfig(policies=(policy,))))
 
 
-def test_a_preview_is_what_happens_at_any_state():
+@pytest.mark.parametrize("first", range(0, SEEDS, 10))
+def test_a_preview_is_what_happens_at_any_state(first):
     foretold = Foretold()
-    for seed in range(SEEDS):
+    for seed in range(first, first + 10):
         walk = ForetoldWalk(seed, foretold)
         for _ in range(100):
             walk.step()
@@ -299,5 +300,6 @@ def test_a_preview_is_what_happens_at_any_state():
         rules.apply(setup["pools"], setup["policies"])
         for event in events:
             feed(rules, event)
-    assert set(foretold.kinds) == {kind.kind for kind in KINDS}
     assert foretold.refused
+    if first == 0:
+        assert set(foretold.kinds) == {kind.kind for kind in KINDS}
