@@ -2,12 +2,13 @@
 
 import json
 import math
+import os
 import pickle
 from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -580,3 +581,124 @@ def test_pools_policies_and_requests_of_the_conformance_scenarios_load_as_they_s
         for entry in document["timeline"]:
             if "submit" in entry:
                 RequestSpec.load({key: value for key, value in entry["submit"].items() if key != "duration"})
+
+
+# --- a config as a file -----------------------------------------------------------------------
+
+AS_WRITTEN = """\
+# version 3
+# of a test
+unmanaged: allow
+
+pools:
+- name: gpus
+  description: all of them
+  capacity: {gpu: 16, mcpu: 64000, tpu: 4}
+  queueing: backfill
+  node_labels: {zone: a}
+  ray_resources: {tpu: TPU}
+  grace_seconds: 30.0
+  placement_timeout_seconds: 5.0
+  infeasible: reject
+- name: rest
+  capacity: {gpu: 1}
+
+policies:
+# who may use 'gpus'
+- pool: gpus
+  component: red
+  priority: 10
+  reserved: {gpu: 4}
+  limit: {gpu: 8}
+- pool: gpus
+  component: red
+  component_type: orchestrator
+  priority: 0
+# who may use 'rest'
+- pool: rest
+  component: red
+  priority: 0
+"""
+
+
+def test_a_config_is_written_as_one_would_write_it():
+    config = BrokerConfig.load(WHOLE_CONFIG)
+    assert config.to_yaml("version 3\nof a test") == AS_WRITTEN
+    assert BrokerConfig.from_yaml(AS_WRITTEN) == config
+
+
+def test_an_empty_config_is_a_file_too():
+    assert BrokerConfig.from_yaml(BrokerConfig().to_yaml()) == BrokerConfig()
+
+
+def test_a_comment_cannot_become_anything_else():
+    text = BrokerConfig.load(WHOLE_CONFIG).to_yaml("a\x00b\u2028unmanaged: reject\x85pools: []\r\npolicies: []")
+    assert BrokerConfig.from_yaml(text) == BrokerConfig.load(WHOLE_CONFIG)
+
+
+ODD_NAMES = [
+    "=",
+    "<<",
+    "on",
+    "null",
+    "1",
+    "1e3",
+    "0x1f",
+    "~",
+    "-",
+    "#a",
+    "a: b",
+    "a #b",
+    "'",
+    '"',
+    "{a}",
+    "é",
+    "😀",
+    "%",
+    "@",
+]
+SIGNS = "ab0 :#{}[]'\",-?&*!|>%@`=\\~_.é😀"
+NAMES = st.sampled_from([*ODD_NAMES, "pool", "name", "gpu", "!!int 3", "2026-11-30", "x" * 128]) | (
+    st.text(alphabet=SIGNS, max_size=20).map(lambda text: text.strip() or "a")
+)
+FIGURES = st.dictionaries(NAMES, st.integers(1, 10**15), min_size=1, max_size=3)
+SECONDS = st.floats(5e-324, 10**6)
+
+
+@st.composite
+def configs(draw):
+    names = draw(st.lists(NAMES, max_size=3, unique=True))
+    pools = [
+        PoolSpec(
+            name=name,
+            description=draw(st.text(max_size=10) | st.just("a\n\n  long " + "word " * 60)),
+            capacity=draw(FIGURES),
+            queueing=draw(st.sampled_from(["strict", "backfill"])),
+            node_labels=draw(st.dictionaries(st.sampled_from(["zone", "a.b/c"]), st.sampled_from(["1", "no"]))),
+            grace_seconds=draw(SECONDS),
+            placement_timeout_seconds=draw(SECONDS),
+        )
+        for name in sorted(names)
+    ]
+    owners = st.tuples(st.sampled_from(names or ["p"]), NAMES, st.sampled_from(["team", "orchestrator"]))
+    policies = [
+        PolicySpec(
+            pool=pool,
+            component=component,
+            component_type=kind,
+            priority=draw(st.integers(0, 10**15)),
+            reserved=draw(st.just({}) | FIGURES),
+            limit=draw(st.just({}) | FIGURES),
+        )
+        for pool, component, kind in sorted(draw(st.lists(owners, max_size=4, unique=True)))
+    ]
+    wide = draw(st.sampled_from([{}, {"unmanaged": "allow"}, {"unmanaged": "reject", "owner_timeout_seconds": 5.5}]))
+    return BrokerConfig(pools=tuple(pools), policies=tuple(policies), **wide)
+
+
+@settings(max_examples=2 * int(os.environ.get("RAYPOOL_HISTORIES", "10")), deadline=None)
+@given(configs(), st.text(max_size=20))
+def test_a_config_that_is_written_and_read_is_the_same(config, head):
+    again = BrokerConfig.from_yaml(config.to_yaml(head))
+    assert again == config
+    assert again.dump() == config.dump()

@@ -32,7 +32,18 @@ if TYPE_CHECKING:
     from raypool.simulation import SimulationReport, simulate
     from raypool.spec import BrokerConfig, PolicySpec, PoolSpec, RequestSpec, ResourceSettings
     from raypool.version import __version__
-    from raypool.view import BrokerView, DryRunView, ExplanationView, PolicyView, PoolView, RequestView, WaitView
+    from raypool.view import (
+        BrokerView,
+        ConsequenceView,
+        DryRunView,
+        ExplanationView,
+        PolicyView,
+        PoolView,
+        PreviewView,
+        RequestView,
+        VersionView,
+        WaitView,
+    )
 
 _HOME = {
     "raypool.client.client": ("Client", "connect", "start", "stop"),
@@ -59,11 +70,14 @@ _HOME = {
     "raypool.version": ("__version__",),
     "raypool.view": (
         "BrokerView",
+        "ConsequenceView",
         "DryRunView",
         "ExplanationView",
         "PolicyView",
         "PoolView",
+        "PreviewView",
         "RequestView",
+        "VersionView",
         "WaitView",
     ),
 }
@@ -78,6 +92,7 @@ __all__ = [
     "remote", "lease", "Lease", "current_lease", "PreemptionNotice",
     # what people see
     "BrokerView", "PoolView", "PolicyView", "RequestView", "ExplanationView", "WaitView", "DryRunView",
+    "PreviewView", "ConsequenceView", "VersionView",
     # policies tested like code
     "simulate", "SimulationReport",
     # errors

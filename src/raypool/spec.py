@@ -278,6 +278,48 @@ class BrokerConfig(Spec):
         config: BrokerConfig = cls.load({} if data is None else data)
         return config
 
+    def to_yaml(self, head: str = "") -> str:
+        """A file that `from_yaml` makes the same config of: settings, pools, and the policies of each pool
+        together. head: lines of a comment to begin with."""
+        data = self.dump()
+        parts = [f"# {_one_line(line)}\n" for line in head.splitlines()]
+        parts += [_as_yaml({name: data[name]}) for name in BROKER_WIDE if name in data]
+        if self.pools:
+            parts += ["\npools:\n", _as_yaml(data["pools"])]
+        if self.policies:
+            parts.append("\npolicies:\n")
+        policies: dict[str, list[dict[str, Any]]] = {}
+        for policy in data.get("policies", ()):
+            policies.setdefault(policy["pool"], []).append(policy)
+        for pool, of_pool in policies.items():
+            parts += [f"# who may use '{pool}'\n", _as_yaml(of_pool)]
+        return "".join(parts).lstrip("\n") or "{}\n"
+
+
+class _Figures(dict[str, Any]):
+    """What a field maps, like `{gpu: 8}`: written in one line."""
+
+
+def _as_yaml(value: Any) -> str:
+    if isinstance(value, list):
+        value = [
+            {name: _Figures(one) if isinstance(one, dict) else one for name, one in row.items()} for row in value
+        ]
+    return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100))
+
+
+def _one_line(text: str) -> str:
+    return "".join(one if one.isprintable() else "?" for one in text)
+
+
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]  # the one in C, if it was built
+    """Fields one below the other."""
+
+
+_Dumper.add_representer(
+    _Figures, lambda dumper, figures: dumper.represent_mapping("tag:yaml.org,2002:map", figures, flow_style=True)
+)
+
 
 class EachKeyOnce(yaml.SafeLoader):
     """YAML as it is meant: a key that stands twice in one mapping would silently hide its first value."""

@@ -301,6 +301,60 @@ class PoolView(View):
 
 
 @dataclass(frozen=True)
+class VersionView(View):
+    """One change of pools and policies. at: when. what: in short. by, note: who made it and why, as far as he
+    said. back_to: the number that it went back to, if it did."""
+
+    number: int
+    at: float
+    what: str
+    by: str = ""
+    note: str = ""
+    back_to: int | None = None
+
+
+@dataclass(frozen=True)
+class ConsequenceView(View):
+    """What a change of pools and policies would do to one request, in a sentence.
+
+    kind: rejected, evicted, goes-back (it is being placed and would wait again), evictable (more of it would be
+    borrowed), starts, moves (in the pool's line). before, after: with evictable what is borrowed, by key; with
+    moves the place in line, from 1, None for none.
+    """
+
+    kind: str
+    request: str
+    component: str
+    sentence: str
+    pool: str | None = None
+    before: dict[str, int] | int | None = None
+    after: dict[str, int] | int | None = None
+
+
+@dataclass(frozen=True)
+class PreviewView(View):
+    """What a change would do now. number: what the config would be numbered (as now, if nothing changes).
+
+    consequences: what hurts first, then in order of submission. more: how many further ones there are, by kind.
+    promises: what pools would promise beyond their nodes and do not now. warnings: as `apply` returns.
+    """
+
+    number: int
+    consequences: list[ConsequenceView] = field(default_factory=list)
+    more: dict[str, int] = field(default_factory=dict)
+    promises: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**vars(self), "consequences": [one.as_dict() for one in self.consequences]}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> PreviewView:
+        consequences = [ConsequenceView.from_dict(one) for one in data.get("consequences", ())]
+        return super().from_dict({**data, "consequences": consequences})
+
+
+@dataclass(frozen=True)
 class BrokerView(View):
     """The broker as a whole: how many requests there are by status, and what it wants somebody to see.
 

@@ -186,6 +186,7 @@ def ending(world: CrashingWorld) -> dict[str, Any]:
             for name, pool in broker.pools.items()
         },
         "config": broker.config.dump(),
+        "history": [(version.number, version.what) for version in broker.history.versions],
     }
 
 

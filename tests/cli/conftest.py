@@ -13,12 +13,20 @@ from raypool.cli import connection
 from raypool.cli.main import main
 from raypool.core import events as ev
 from raypool.core.broker import Broker, World
-from raypool.core.config import warnings_of
 from raypool.core.dry_run import dry_run
+from raypool.core.preview import Change, preview
 from raypool.core.what_if import suggestions
 from raypool.errors import BrokerUnavailable, Refused
 from raypool.server.explanation import view_dry_run, view_explanation, view_suggestion
-from raypool.server.views import view_broker, view_pool, view_request, view_requests
+from raypool.server.views import (
+    config_warnings,
+    view_broker,
+    view_history,
+    view_pool,
+    view_preview,
+    view_request,
+    view_requests,
+)
 from raypool.spec import BrokerConfig, RequestSpec
 from raypool.view import (
     BrokerView,
@@ -26,7 +34,9 @@ from raypool.view import (
     ExplanationView,
     PolicyView,
     PoolView,
+    PreviewView,
     RequestView,
+    VersionView,
 )
 
 
@@ -39,6 +49,7 @@ class CoreClient:
         self.degraded = ""
         self.written = ""
         self.now = 1000.0
+        self.broken: list[str] = []
 
     def feed(self, event: ev.Event) -> None:
         self.now += 1
@@ -47,7 +58,7 @@ class CoreClient:
     def status(self) -> BrokerView:
         return view_broker(
             self.broker,
-            self._warnings(self.config()),
+            config_warnings(self.broker),
             self.now - 100,
             "9.9",
             self.degraded,
@@ -113,12 +124,28 @@ class CoreClient:
     def forget(self, request_id: str) -> None:
         self.feed(ev.Forgotten(self.request(request_id).id))
 
-    def check(self, config: BrokerConfig) -> list[str]:
-        return warnings_of(*self.broker.after(config))
+    def preview(self, config: BrokerConfig) -> PreviewView:
+        return self._preview(ev.ConfigApplied(config))
 
-    def apply(self, config: BrokerConfig) -> list[str]:
-        self.feed(ev.ConfigApplied(config))
-        return self._warnings(self.config())
+    def preview_rollback(self, number: int) -> PreviewView:
+        return self._preview(ev.RolledBack(number))
+
+    def _preview(self, change: Change) -> PreviewView:
+        return view_preview(preview(self.broker, change, self.now), self.broken)
+
+    def apply(self, config: BrokerConfig, *, by: str | None = None, note: str = "") -> list[str]:
+        self.feed(ev.ConfigApplied(config, by or "ann", note))
+        return config_warnings(self.broker)
+
+    def history(self) -> list[VersionView]:
+        return view_history(self.broker)
+
+    def config_of(self, number: int) -> BrokerConfig:
+        return self.broker.history.config_at(number)
+
+    def rollback(self, number: int, *, by: str | None = None, note: str = "") -> list[str]:
+        self.feed(ev.RolledBack(number, by or "ann", note))
+        return config_warnings(self.broker)
 
     def detach_policy(self, pool: str, component: str, component_type: str = "team") -> None:
         self.feed(ev.PolicyDetached(pool, component, component_type))
@@ -135,9 +162,6 @@ class CoreClient:
         plain = isinstance(fields.get("resources"), dict)
         return RequestSpec.load(fields) if plain else RequestSpec(**fields)
 
-    def _warnings(self, config: BrokerConfig) -> list[str]:
-        return warnings_of(*self.broker.after(config))
-
 
 class Cli:
     """Runs commands. `client` is what they find; None: no broker answers."""
@@ -152,7 +176,7 @@ class Cli:
         result = CliRunner().invoke(main, list(words), input=input, prog_name="raypool")
         assert result.exit_code == code, (result.output, result.exception)
         assert "Traceback" not in result.output
-        if not {"json", "yaml", "--json", "simulate"} & set(words):
+        if not {"json", "yaml", "--json", "simulate", "export"} & set(words):
             for line in result.stdout.splitlines():
                 assert len(line) <= 100, f"{len(line)} columns: {line}"
         return result

@@ -1,4 +1,4 @@
-"""A broker that was written down and read back is the same broker, after every event of any history."""
+"""A broker that was written down and read back, or copied, is the same broker, after every event of any history."""
 
 import json
 
@@ -37,7 +37,8 @@ def test_every_slot_is_accounted_for(kind, facts):
 
 
 class Twins:
-    """A broker, and one that is read back from lines before every event. Both must decide alike."""
+    """A broker, and one that is read back from lines before every event. Both must decide alike. (Copies are
+    compared in test_copy.py.)"""
 
     def __init__(self, broker):
         self.broker = broker
@@ -127,6 +128,8 @@ def eventful():
     told.submit("unpooled", "nobody")
     told.ready("unpooled")
     told.cancel("unpooled", "enough")
+    told.feed(ev.RolledBack(1, by="ann", note="as it was"))
+    told.feed(ev.RolledBack(2))
     return told, twins
 
 

@@ -136,6 +136,9 @@ def nearly(draw, right):
 
 RIGHT = {
     "config": CONFIGS,
+    "by": st.sampled_from(["", "ann"]),
+    "note": st.sampled_from(["", "as it was"]),
+    "version": st.integers(0, 6),
     "spec": SPECS,
     "request_id": IDS,
     "group_id": st.just("0001"),
@@ -159,7 +162,7 @@ ANSWERED = [name for name in CALLS if name not in ("hold", "here")]
 """The two others stay open: tests/server/test_owners.py has them."""
 
 TAKES = {name: list(inspect.signature(getattr(PoolBroker, name)).parameters)[1:] for name in ANSWERED}
-OFTEN = ("submit", "submit", "submit", "apply", "release", "cancel", "forget")
+OFTEN = ("submit", "submit", "submit", "apply", "rollback", "release", "cancel", "forget")
 
 
 @st.composite
@@ -251,7 +254,8 @@ async def play(steps):
 
 
 USUAL = {
-    "config": {}, "spec": {"component": "red"}, "request_id": "a", "group_id": "0001", "actor_id": actor_id("a"),
+    "config": {}, "by": "ann", "note": "", "version": 1,
+    "spec": {"component": "red"}, "request_id": "a", "group_id": "0001", "actor_id": actor_id("a"),
     "job": None, "holder": "h1", "token": [], "name": "p", "pool": "p", "component": "red",
     "component_type": "team", "status": None, "reason": "because", "seen": 2**40,
     "timeout_seconds": 0, "ended": True, "discard_journal": False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 import click
@@ -15,7 +15,10 @@ from raypool.errors import Refused, SpecError
 
 if TYPE_CHECKING:
     from raypool.spec import BrokerConfig
-    from raypool.view import BrokerView
+    from raypool.view import BrokerView, PreviewView
+
+
+note_option = click.option("--note", metavar="TEXT", default="", help="Why, for `raypool history`.")
 
 
 @click.command()
@@ -85,10 +88,11 @@ def status(form: str) -> None:
 @click.option(
     "-f", "--file", type=click.File("rb"), required=True, help="YAML with `pools` and `policies`; '-': stdin."
 )
-@click.option("--dry-run", is_flag=True, help="Ask the broker whether it would take it; change nothing.")
+@click.option("--dry-run", is_flag=True, help="Tell what it would do to who waits and who runs; change nothing.")
+@note_option
 @output.output_option
 @connection.address_option()
-def apply(file: IO[bytes], dry_run: bool, form: str) -> None:
+def apply(file: IO[bytes], dry_run: bool, note: str, form: str) -> None:
     """Add or replace pools and policies, all or none.
 
     Nothing is removed: what the file does not name stays as it is.
@@ -96,16 +100,23 @@ def apply(file: IO[bytes], dry_run: bool, form: str) -> None:
     wanted = _read_config(file)
     client = connection.connect()
     changes = changes_of(client.config(), wanted)
-    refused, warnings = None, []
+    refused, preview, warnings = None, None, []
     try:
-        warnings = client.check(wanted) if dry_run else client.apply(wanted)
+        if dry_run:
+            preview = client.preview(wanted)
+            warnings = preview.warnings
+        else:
+            warnings = client.apply(wanted, note=note)
     except Refused as error:
         refused = error
     if form != "table":
-        faults = list(refused.faults) if refused is not None else []
-        output.data(_as_data(changes, applied=not dry_run and not faults, faults=faults, warnings=warnings), form)
+        faults = refused.faults if refused is not None else ()
+        applied = not dry_run and refused is None
+        output.data(outcome_as_data(changes, applied, faults, warnings, preview), form)
     elif dry_run or refused is None:
-        _print_changes(changes, dry_run)
+        print_changes(changes, "dry run, nothing was changed; it would be" if dry_run else "applied")
+        if preview is not None:
+            print_preview(preview)
         warn(warnings)
     if refused is not None:
         raise refused
@@ -127,13 +138,21 @@ def _uptime(view: BrokerView) -> str:
     return output.duration(time.time() - view.started_at)
 
 
-def _as_data(changes: list[Change], applied: bool, faults: list[str], warnings: list[str]) -> dict[str, Any]:
-    """`removed` is there because people look for it; it is always empty."""
+def outcome_as_data(
+    changes: list[Change],
+    applied: bool,
+    faults: Iterable[str] = (),
+    warnings: Iterable[str] = (),
+    preview: PreviewView | None = None,
+) -> dict[str, Any]:
+    """`removed` is always empty unless it goes back. What follows is there where it was asked."""
     kinds = {kind: [change.as_dict() for change in found] for kind, found in by_kind(changes).items()}
-    return {"applied": applied, **kinds, "removed": [], "faults": faults, "warnings": warnings}
+    told = preview.as_dict() if preview is not None else {"consequences": [], "more": {}, "promises": []}
+    follows = {name: told[name] for name in ("consequences", "more", "promises")}
+    return {"applied": applied, **kinds, **follows, "faults": list(faults), "warnings": list(warnings)}
 
 
-def _print_changes(changes: list[Change], dry_run: bool) -> None:
+def print_changes(changes: list[Change], done: str) -> None:
     rows = [
         [change.kind if first else "", change.what if first else "", name, _value(now), _value(then)]
         for change in changes
@@ -141,14 +160,32 @@ def _print_changes(changes: list[Change], dry_run: bool) -> None:
         for first, name, now, then in _fields(change)
     ]
     if rows:
-        output.table(["", "WHAT", "FIELD", "NOW", "THEN" if dry_run else "NEW"], rows)
-    counts = ", ".join(f"{len(found)} {kind}" for kind, found in by_kind(changes).items())
-    done = "dry run, nothing was changed; it would be" if dry_run else "applied"
-    click.echo(f"{done}: {counts}, none removed")
+        output.table(["", "WHAT", "FIELD", "NOW", "NEW" if done == "applied" else "THEN"], rows)
+    kinds = by_kind(changes)
+    removed = len(kinds.pop("removed")) or "none"
+    counts = ", ".join(f"{len(found)} {kind}" for kind, found in kinds.items())
+    click.echo(f"{done}: {counts}, {removed} removed")
+
+
+def print_preview(preview: PreviewView) -> None:
+    """A sentence for each consequence."""
+    rows: list[tuple[str, str]] = []
+    for kind in dict.fromkeys(one.kind for one in preview.consequences):
+        rows += [(kind, one.sentence) for one in preview.consequences if one.kind == kind]
+        if kind in preview.more:
+            rows.append((kind, f"and {preview.more[kind]} more"))
+    rows += [("promises", text) for text in preview.promises]
+    if rows:
+        click.echo()
+        output.table(["", "WHAT FOLLOWS"], rows)
+    else:
+        click.echo("nothing follows for who waits or runs now")
 
 
 def _fields(change: Change) -> Iterator[tuple[bool, str, Any, Any]]:
-    """(whether it is the first, field, now, then)"""
+    """(whether it is the first, field, now, then); one without fields for what is removed."""
+    if change.kind == "removed":
+        yield True, "", "", ""
     for index, (name, (now, then)) in enumerate(change.fields.items()):
         yield index == 0, name, now, then
 

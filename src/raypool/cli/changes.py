@@ -1,6 +1,8 @@
-"""What applying a config would add and change: a difference of two configs, as plain values.
+"""What applying a config would add and change, and what going back to one: a difference of two configs, as
+plain values.
 
-Nothing is ever removed by applying: pools and policies that the new config does not name stay.
+Nothing is ever removed by applying: pools and policies that the new config does not name stay. Going back
+removes them.
 """
 
 from __future__ import annotations
@@ -10,14 +12,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from raypool.spec import BrokerConfig, Spec
+    from raypool.spec import BrokerConfig, PolicySpec, Spec
 
 
 @dataclass(frozen=True)
 class Change:
     """One pool, one policy, or the broker's own settings.
 
-    kind: "added", "changed" or "unchanged". fields: field -> (now, then), those that differ; of what
+    kind: "added", "changed", "unchanged" or "removed". fields: field -> (now, then), those that differ; of what
     is added, those that are not at their default, with None for now.
     """
 
@@ -42,8 +44,7 @@ def changes_of(now: BrokerConfig, wanted: BrokerConfig) -> list[Change]:
     for pool in wanted.pools:
         changes.append(_change(f"pool '{pool.name}'", pools.get(pool.name), pool))
     for policy in wanted.policies:
-        what = f"policy of {policy.component_type} '{policy.component}' in pool '{policy.pool}'"
-        changes.append(_change(what, policies.get((policy.pool, policy.owner)), policy))
+        changes.append(_change(_named(policy), policies.get((policy.pool, policy.owner)), policy))
     fields = {
         name: (getattr(now, name), getattr(wanted, name))
         for name in BROKER_WIDE
@@ -52,6 +53,21 @@ def changes_of(now: BrokerConfig, wanted: BrokerConfig) -> list[Change]:
     if fields:
         changes.append(Change("changed", "the broker", fields))
     return changes
+
+
+def changes_back_to(now: BrokerConfig, wanted: BrokerConfig) -> list[Change]:
+    """As `changes_of`, with those pools and policies that `wanted` does not name as removed."""
+    pools = {pool.name for pool in wanted.pools}
+    policies = {(policy.pool, policy.owner) for policy in wanted.policies}
+    return [
+        *changes_of(now, wanted),
+        *(Change("removed", f"pool '{pool.name}'") for pool in now.pools if pool.name not in pools),
+        *(Change("removed", _named(one)) for one in now.policies if (one.pool, one.owner) not in policies),
+    ]
+
+
+def _named(policy: PolicySpec) -> str:
+    return f"policy of {policy.component_type} '{policy.component}' in pool '{policy.pool}'"
 
 
 _NAMES = ("name", "pool", "component", "component_type")
@@ -71,8 +87,8 @@ def _change(what: str, now: Spec | None, then: Spec) -> Change:
 
 
 def by_kind(changes: Iterable[Change]) -> dict[str, list[Change]]:
-    """The changes under "added", "changed" and "unchanged"."""
-    found: dict[str, list[Change]] = {"added": [], "changed": [], "unchanged": []}
+    """The changes under "added", "changed", "unchanged" and "removed"."""
+    found: dict[str, list[Change]] = {"added": [], "changed": [], "unchanged": [], "removed": []}
     for change in changes:
         found[change.kind].append(change)
     return found

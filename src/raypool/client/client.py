@@ -10,6 +10,7 @@ The specs come in where they are needed: a query from a terminal does without th
 
 from __future__ import annotations
 
+import getpass
 import os
 import socket
 import time
@@ -22,7 +23,16 @@ from ray._private.services import canonicalize_bootstrap_address_or_die
 
 from raypool.client.broker import NAME, NAMESPACE, BrokerLine, find_broker, job_id, job_metadata
 from raypool.errors import Refused, SpecError
-from raypool.view import BrokerView, DryRunView, ExplanationView, PolicyView, PoolView, RequestView
+from raypool.view import (
+    BrokerView,
+    DryRunView,
+    ExplanationView,
+    PolicyView,
+    PoolView,
+    PreviewView,
+    RequestView,
+    VersionView,
+)
 
 if TYPE_CHECKING:
     from raypool.spec import BrokerConfig, RequestSpec
@@ -274,12 +284,13 @@ class Client:
 
     # --- pools and policies -------------------------------------------------------------------
 
-    def apply(self, config: Config) -> list[str]:
+    def apply(self, config: Config, *, by: str | None = None, note: str = "") -> list[str]:
         """Adds or replaces pools and policies, all or none. Returns warnings.
 
-        Raises SpecError, or Refused with every fault in `faults`.
+        by, note: who does it, and why, for `history`. by=None: RAYPOOL_USER, or the user's name. The same in
+        the methods below. Raises SpecError, or Refused with every fault in `faults`.
         """
-        warnings: list[str] = self._line.call("apply", _load(config).dump())
+        warnings: list[str] = self._line.call("apply", _load(config).dump(), _who(by), note)
         return warnings
 
     def check(self, config: Config) -> list[str]:
@@ -287,13 +298,55 @@ class Client:
         warnings: list[str] = self._line.call("check", _load(config).dump())
         return warnings
 
-    def detach_policy(self, pool: str, component: str, component_type: str = "team") -> None:
-        """Raises Refused while the component has requests queued or charged in that pool."""
-        self._line.call("detach_policy", pool, component, component_type)
+    def preview(self, config: Config) -> PreviewView:
+        """What `apply` would do now: who would be rejected, evicted, started, become evictable, or change place.
+        Changes nothing. Raises what `apply` would raise."""
+        return PreviewView.from_dict(self._line.call("preview", _load(config).dump()))
 
-    def delete_pool(self, name: str) -> None:
+    def history(self) -> list[VersionView]:
+        """Every change of pools and policies that is kept (100 at most), by number."""
+        return [VersionView.from_dict(row) for row in self._line.call("history")]
+
+    def config_of(self, number: int) -> BrokerConfig:
+        """Pools and policies as they were after the change of that number. Raises Refused if it is not kept."""
+        from raypool.spec import BrokerConfig
+
+        loaded: BrokerConfig = BrokerConfig.load(self._line.call("config_of", number))
+        return loaded
+
+    def preview_rollback(self, number: int) -> PreviewView:
+        """What `rollback` would do now. Changes nothing. Raises what it would raise."""
+        return PreviewView.from_dict(self._line.call("preview_rollback", number))
+
+    def rollback(self, number: int, *, by: str | None = None, note: str = "") -> list[str]:
+        """Makes pools and policies what they were after that change, all or none; it is a change with a number
+        of its own. Returns warnings. Raises Refused with every fault, also what was not there then and is in
+        use now."""
+        warnings: list[str] = self._line.call("rollback", number, _who(by), note)
+        return warnings
+
+    def detach_policy(
+        self, pool: str, component: str, component_type: str = "team", *, by: str | None = None, note: str = ""
+    ) -> None:
+        """Raises Refused while the component has requests queued or charged in that pool."""
+        self._line.call("detach_policy", pool, component, component_type, _who(by), note)
+
+    def delete_pool(self, name: str, *, by: str | None = None, note: str = "") -> None:
         """Its policies go with it. Raises Refused while anything is queued or charged in it."""
-        self._line.call("delete_pool", name)
+        self._line.call("delete_pool", name, _who(by), note)
+
+
+def _who(by: str | None) -> str:
+    """Who changes pools, for people who read the history: nothing is allowed or forbidden by it."""
+    if by is not None:
+        return by
+    name = os.environ.get("RAYPOOL_USER")
+    if name is None:
+        try:
+            name = getpass.getuser()
+        except (KeyError, OSError):  # a container's user without a name
+            name = ""
+    return name[:128] if name.isprintable() else ""
 
 
 def request_spec(spec: RequestSpec | Mapping[str, Any] | None = None, **fields: Any) -> RequestSpec:

@@ -22,6 +22,7 @@ from raypool.core import events as ev
 from raypool.core.bundles import Bundle, bundles_of
 from raypool.core.config import Policies, faults_of, merged
 from raypool.core.cycle import Cycle
+from raypool.core.history import History
 from raypool.core.instructions import (
     ChangeStatus,
     CreatePlacementGroup,
@@ -83,6 +84,7 @@ class Broker:
         self.pools: dict[str, Pool] = {}
         self.requests: dict[str, Request] = {}
         self.nodes: tuple[Node, ...] | None = None
+        self.history = History()
         self.now = 0.0
         self._cycle = Cycle(self.pools, self)
         self._unpooled: dict[int, Allocation] = {}  # granted to components without any policy
@@ -102,6 +104,7 @@ class Broker:
             ev.ConfigApplied: self._config_applied,
             ev.PolicyDetached: self._policy_detached,
             ev.PoolDeleted: self._pool_deleted,
+            ev.RolledBack: self._rolled_back,
             ev.PlacementWaits: self._placement_waits,
             ev.PlacementReady: self._placement_ready,
             ev.PlacementFailed: self._placement_failed,
@@ -708,7 +711,14 @@ class Broker:
     # --- pools and policies (semantics 9) -----------------------------------------------------
 
     def _config_applied(self, event: ev.ConfigApplied) -> None:
+        before = self.config
         self._put_in_force(event.config, *self.after(event.config))
+        self.history.add(self.now, before, self.config, event.by, event.note)
+
+    def _rolled_back(self, event: ev.RolledBack) -> None:
+        before = self.config
+        self._put_in_force(self.history.config_at(event.number), *self.after_rollback(event.number))
+        self.history.add(self.now, before, self.config, event.by, event.note, back_to=event.number)
 
     def _put_in_force(self, change: BrokerConfig, new_specs: dict[str, PoolSpec], new_policies: Policies) -> None:
         specs, policies = self._specs()
@@ -721,7 +731,15 @@ class Broker:
             for name in sorted(new_specs)
             if specs.get(name) != new_specs[name] or policies.get(name) != new_policies[name]
         ]
+        self._drop([name for name in specs if name not in new_specs])
         self._rebuild({name: (new_specs[name], new_policies[name]) for name in changed})
+
+    def _drop(self, names: Iterable[str]) -> None:
+        """Of pools that are not in use."""
+        for name in names:
+            del self.pools[name]
+        link(self.pools)
+        self._misfits.clear()
 
     def after(self, change: BrokerConfig) -> tuple[dict[str, PoolSpec], Policies]:
         """Pools and policies as `change` would leave them. Changes nothing; raises Refused with every fault."""
@@ -730,6 +748,29 @@ class Broker:
         if faults:
             raise Refused("nothing was changed: " + "; ".join(faults), tuple(faults))
         return new_specs, new_policies
+
+    def after_rollback(self, number: int) -> tuple[dict[str, PoolSpec], Policies]:
+        """Pools and policies as they were after the change of that number. Changes nothing; raises Refused with
+        every fault, also what is in use and was not there then."""
+        wanted = self.history.config_at(number)
+        new_specs, new_policies = merged({}, {}, wanted)
+        faults = [
+            *faults_of(wanted, new_specs, new_policies, self._keys_in_use()),
+            *self._uses_of_what_goes(new_specs, new_policies),
+        ]
+        if faults:
+            raise Refused("nothing was changed: " + "; ".join(faults), tuple(faults))
+        return new_specs, new_policies
+
+    def _uses_of_what_goes(self, new_specs: Mapping[str, PoolSpec], new_policies: Policies) -> list[str]:
+        uses = []
+        for name, pool in sorted(self.pools.items()):
+            if name not in new_specs:
+                uses.append(self._use_of(pool, None))
+            else:
+                gone = sorted(owner for owner in pool.policies if owner not in new_policies[name])
+                uses += [self._use_of(pool, owner) for owner in gone]
+        return [use for use in uses if use]
 
     def _specs(self) -> tuple[dict[str, PoolSpec], Policies]:
         specs = {name: pool.spec for name, pool in self.pools.items()}
@@ -746,28 +787,38 @@ class Broker:
         pool = self.pools.get(event.pool)
         if pool is None or owner not in pool.policies:
             raise Refused(f"no policy attaches {event.component_type} '{event.component}' to pool '{event.pool}'")
-        self._refuse_if_used(pool, owner, f"the policy of '{event.component}' in pool '{event.pool}'")
+        self._refuse_if_used(pool, owner)
+        before = self.config
         left = {one: policy for one, policy in pool.policies.items() if one != owner}
         self._rebuild({pool.name: (pool.spec, left)})
+        self.history.add(self.now, before, self.config, event.by, event.note)
 
     def _pool_deleted(self, event: ev.PoolDeleted) -> None:
         pool = self.pools.get(event.pool)
         if pool is None:
             raise Refused(f"there is no pool '{event.pool}' (pools: {', '.join(sorted(self.pools)) or 'none'})")
-        self._refuse_if_used(pool, None, f"pool '{event.pool}'")
-        del self.pools[pool.name]
-        link(self.pools)
-        self._misfits.clear()
+        self._refuse_if_used(pool, None)
+        before = self.config
+        self._drop([pool.name])
+        self.history.add(self.now, before, self.config, event.by, event.note)
 
-    def _refuse_if_used(self, pool: Pool, owner: Owner | None, what: str) -> None:
+    def _refuse_if_used(self, pool: Pool, owner: Owner | None) -> None:
+        use = self._use_of(pool, owner)
+        if use:
+            raise Refused(use)
+
+    def _use_of(self, pool: Pool, owner: Owner | None) -> str:
+        """Why the pool, or one policy of it, cannot go now; "" if it can."""
         queued = sum(
             1
             for request in self._waiting()
             if (pool.name in request.queued or pool.name in request.held_out) and owner in (None, request.owner)
         )
         charged = sum(1 for one in pool.ledger.allocations() if owner in (None, one.request.owner))
-        if queued or charged:
-            raise Refused(f"{what} is in use: {queued} queued, {charged} charged; let them end or cancel them first")
+        if not queued and not charged:
+            return ""
+        what = f"pool '{pool.name}'" if owner is None else f"the policy of '{owner[0]}' in pool '{pool.name}'"
+        return f"{what} is in use: {queued} queued, {charged} charged; let them end or cancel them first"
 
     def _rebuild(self, changed: dict[str, tuple[PoolSpec, dict[Owner, PolicySpec]]]) -> None:
         """Puts new pools in the place of the changed ones, charges them again, judges who waits again."""

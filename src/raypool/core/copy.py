@@ -19,6 +19,7 @@ from raypool.core.pool import Pool
 from raypool.core.queue import Group
 from raypool.core.reasons import GroupLost, NodeLost
 from raypool.core.request import Allocation, Request
+from raypool.core.snapshot import charge_what_is_held
 
 # All slots of one, and what puts each into another: a copy of thousands is made while somebody waits.
 _request_slots = attrgetter(*Request.__slots__)
@@ -37,6 +38,7 @@ def copy_of(broker: Broker, short_for: str | None = None) -> Broker:
     twin = Broker(broker.world, broker.ended_kept)
     twin.unmanaged, twin.owner_timeout_seconds = broker.unmanaged, broker.owner_timeout_seconds
     twin.nodes, twin.now = broker.nodes, broker.now
+    twin.history = broker.history.copy()
     twin._number, twin._serial = broker._number, broker._serial
     twin._deadlines = broker._deadlines[:]
     twin._misfits = dict(broker._misfits)
@@ -50,7 +52,7 @@ def copy_of(broker: Broker, short_for: str | None = None) -> Broker:
     for id in broker._ended:
         if id in twin.requests:
             twin._ended[id] = None
-    _charge(twin)
+    charge_what_is_held(twin)
     for name, pool in broker.pools.items():
         _line_up(pool, twin.pools[name], twin.requests)
     return twin
@@ -98,18 +100,6 @@ def _allocation_of(allocation: Allocation, request: Request, twin: Broker) -> Al
     if allocation.pool is not None:  # the pool of one that is gone may have been deleted since
         new.pool = twin.pools.get(allocation.pool.name, allocation.pool)
     return new
-
-
-def _charge(twin: Broker) -> None:
-    """What is held, in order of grant."""
-    held = [
-        one.allocation for one in twin.requests.values() if one.allocation is not None and not one.allocation.gone
-    ]
-    for allocation in sorted(held, key=lambda one: one.serial):
-        if allocation.pool is None:
-            twin._unpooled[allocation.serial] = allocation
-        else:
-            allocation.pool.charge(allocation)
 
 
 def _line_up(pool: Pool, new: Pool, requests: dict[str, Request]) -> None:

@@ -55,9 +55,12 @@ class Forgotten:
 
 @dataclass(frozen=True, slots=True)
 class ConfigApplied:
-    """Pools and policies were added or replaced, all or none (semantics 9)."""
+    """Pools and policies were added or replaced, all or none (semantics 9). `by`: who did it, `note`: why, as
+    far as that was told; so with the three that follow."""
 
     config: BrokerConfig
+    by: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +68,24 @@ class PolicyDetached:
     pool: str
     component: str
     component_type: str = "team"
+    by: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolDeleted:
     pool: str
+    by: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBack:
+    """Pools and policies shall be what they were after the change of that number, all or none."""
+
+    number: int
+    by: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +168,7 @@ Event = (
     | ConfigApplied
     | PolicyDetached
     | PoolDeleted
+    | RolledBack
     | PlacementWaits
     | PlacementReady
     | PlacementFailed

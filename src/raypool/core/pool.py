@@ -164,3 +164,12 @@ def borrowed_by(request: Request) -> dict[str, int]:
         if one is allocation:
             return allocation.pool.ledger.by_key(above)
     return {}
+
+
+def borrowed_in(pool: Pool) -> dict[str, dict[str, int]]:
+    """The same of all that are charged there, by their ids: each policy's line is read only once."""
+    return {
+        allocation.request.id: pool.ledger.by_key(above)
+        for account in pool.ledger.accounts.values()
+        for allocation, above in account.line()
+    }

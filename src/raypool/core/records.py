@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 from raypool.core import events as ev
 from raypool.core import reasons as why
+from raypool.core.history import Version
 from raypool.core.instructions import (
     ChangeStatus,
     CreatePlacementGroup,
@@ -97,6 +98,12 @@ def _reason(data: Mapping[str, Any]) -> why.Reason:
     return reason
 
 
+def version_of(data: Mapping[str, Any]) -> Version:
+    """Back from `plain`."""
+    version: Version = _dataclass_of(Version, data)
+    return version
+
+
 def nodes_of(rows: Iterable[Mapping[str, Any]]) -> tuple[Node, ...]:
     return tuple(_dataclass_of(Node, row) for row in rows)
 
@@ -120,6 +127,7 @@ _READ: dict[Any, Callable[[Any], Any]] = {
     "BrokerConfig": BrokerConfig.load,
     "tuple[Node, ...]": nodes_of,
     "tuple[str, ...]": tuple,
+    "tuple[Detached, ...]": lambda rows: tuple(tuple(row) for row in rows),
     "tuple[Reason, ...]": lambda rows: tuple(_reason(row) for row in rows),
 }
 """By annotation: how a field that JSON does not have is read."""

@@ -5,8 +5,8 @@ Figures, queues, deadlines and outcomes are built again. The rule that must not 
 decides as the one that was written would have; tests/core/test_snapshot.py cuts histories at every event to
 see that, and looks whether every slot of a request and an allocation is accounted for here.
 
-The first line is the head, with the number of the last event that is in it; then pools, then requests in
-order of submission.
+The first line is the head, with the number of the last event that is in it; then the versions of the config
+that are kept, then pools, then requests in order of submission.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from raypool.core.broker import Broker, World
+from raypool.core.history import History
 from raypool.core.pool import Pool, link
 from raypool.core.reasons import PlacementBackOff
-from raypool.core.records import nodes_of, plain, reason_of
+from raypool.core.records import nodes_of, plain, reason_of, version_of
 from raypool.core.request import Allocation, Request
 from raypool.core.status import Status
-from raypool.spec import PolicySpec, PoolSpec, RequestSpec
+from raypool.spec import BrokerConfig, PolicySpec, PoolSpec, RequestSpec
 
 SCHEMA = 1
 """Of the snapshot and of the journal's lines. It grows when a version writes what older ones cannot read."""
@@ -40,18 +41,23 @@ ALLOCATION_FACTS = (
 
 
 class Snapshots:
-    """Writes snapshots of one broker. What cannot change is made once: the line of a request that is over, and
-    the spec of every other."""
+    """Writes snapshots of one broker. What cannot change is made once: the line of a version, that of a request
+    that is over, and the spec of every other."""
 
     def __init__(self) -> None:
         self._over: dict[str, str] = {}
         self._specs: dict[str, str] = {}
+        self._versions: dict[int, str] = {}
 
     def lines_of(self, broker: Broker, number: int, **more: Any) -> Iterator[str]:
         """number: of the last event that the broker has handled. `more` goes into the head."""
-        over, specs = self._over, self._specs
-        self._over, self._specs = {}, {}
+        over, specs, versions = self._over, self._specs, self._versions
+        self._over, self._specs, self._versions = {}, {}, {}
         yield _text(_head_of(broker, number) | more)
+        for version in broker.history.versions:
+            text = versions.get(version.number) or _text({"version": plain(version)})
+            self._versions[version.number] = text
+            yield text
         for pool in broker.pools.values():
             yield _text({"pool": _pool_row(pool)})
         for id, request in broker.requests.items():
@@ -85,6 +91,7 @@ def _head_of(broker: Broker, number: int) -> dict[str, Any]:
         "unmanaged": broker.unmanaged,
         "owner_timeout_seconds": broker.owner_timeout_seconds,
         "nodes": plain(broker.nodes),
+        "before": broker.history.before.dump(),
         "ended": list(broker._ended),
         "former_pools": list(former.values()),
     }
@@ -141,16 +148,20 @@ def broker_of(lines: Iterable[str], world: World | None = None) -> tuple[Broker,
     broker.nodes = None if head["nodes"] is None else nodes_of(head["nodes"])
     former = {spec.name: Pool(spec, {}) for spec in map(PoolSpec.load, head["former_pools"])}
     marked: dict[str, list[str]] = {}
+    versions = []
     for row in rows:
-        if "pool" in row:
+        if "version" in row:
+            versions.append(version_of(row["version"]))
+        elif "pool" in row:
             pool = _pool_of(row["pool"])
             broker.pools[pool.name] = pool
             marked[pool.name] = row["pool"]["marked"]
         else:
             request = _request_of(row["request"], broker.pools, former)
             broker.requests[request.id] = request
+    broker.history = History(BrokerConfig.load(head["before"]) if "before" in head else broker.config, versions)
     link(broker.pools)
-    _charge(broker)
+    charge_what_is_held(broker)
     for request in sorted(broker.requests.values(), key=lambda one: one.number):
         for pool in list(request.queued.values()):
             pool.enqueue(request)
@@ -203,8 +214,8 @@ def _allocation_of(row: Mapping[str, Any], request: Request, pools: Mapping[str,
     return allocation
 
 
-def _charge(broker: Broker) -> None:
-    """Charges what is held, in order of grant."""
+def charge_what_is_held(broker: Broker) -> None:
+    """For a broker that is read back, or copied: in order of grant."""
     held = [one.allocation for one in broker.requests.values() if one.allocation is not None]
     for allocation in sorted(held, key=lambda one: one.serial):
         pool = allocation.pool

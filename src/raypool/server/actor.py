@@ -29,12 +29,13 @@ from raypool.core.instructions import (
 )
 from raypool.core.nodes import Misfit
 from raypool.core.pool import Pool
+from raypool.core.preview import Change, preview
 from raypool.core.replay import Unreadable
 from raypool.core.request import Allocation, Request
 from raypool.core.snapshot import Snapshots
 from raypool.core.what_if import Places, search
 from raypool.errors import BrokerDegraded, BrokerFault, Refused
-from raypool.server.audit import Audit
+from raypool.server.audit import Audit, broken_promises
 from raypool.server.calls import checked
 from raypool.server.cluster import RayCluster, Rooms
 from raypool.server.explanation import view_dry_run, view_explanation, view_known, view_suggestion
@@ -42,7 +43,15 @@ from raypool.server.journal import Journal
 from raypool.server.owners import Owners
 from raypool.server.placement import Placement, Placements, answered
 from raypool.server.stores import RAY, Store, StoreTaken, StoreUnusable, store_at
-from raypool.server.views import view_broker, view_pool, view_request, view_requests
+from raypool.server.views import (
+    config_warnings,
+    view_broker,
+    view_history,
+    view_pool,
+    view_preview,
+    view_request,
+    view_requests,
+)
 from raypool.spec import BrokerConfig, RequestSpec, shorten
 from raypool.version import __version__
 
@@ -168,31 +177,64 @@ class PoolBroker:
         """Who answers: for clients that look for a broker."""
         return {"version": __version__, "started_at": self._started_at, "journal": self._journal.store.where}
 
-    async def apply(self, config: dict[str, Any]) -> list[str]:
-        """Adds or replaces pools and policies, all or none. Returns warnings. Raises SpecError, Refused."""
+    async def apply(self, config: dict[str, Any], by: str = "", note: str = "") -> list[str]:
+        """Adds or replaces pools and policies, all or none. Returns warnings. Raises SpecError, Refused.
+
+        by, note: who does it, and why; kept with the change, as in the calls below.
+        """
         self._refuse_if_stopping()
-        await self._change(ev.ConfigApplied(BrokerConfig.load(config)))
-        return self._warnings()
+        await self._change(ev.ConfigApplied(BrokerConfig.load(config), by, note))
+        return config_warnings(self.broker)
 
     async def check(self, config: dict[str, Any]) -> list[str]:
         """What `apply` would return or raise, without applying anything: the dry run."""
         return warnings_of(*self.broker.after(BrokerConfig.load(config)))
 
-    async def detach_policy(self, pool: str, component: str, component_type: str) -> None:
-        await self._change(ev.PolicyDetached(pool, component, component_type))
+    async def preview(self, config: dict[str, Any]) -> dict[str, Any]:
+        """What `apply` would do now to who waits and who runs, or what it would raise."""
+        return self._preview(ev.ConfigApplied(BrokerConfig.load(config)))
 
-    async def delete_pool(self, pool: str) -> None:
-        await self._change(ev.PoolDeleted(pool))
+    async def preview_rollback(self, version: int) -> dict[str, Any]:
+        """The same of `rollback`."""
+        return self._preview(ev.RolledBack(version))
+
+    def _preview(self, change: Change) -> dict[str, Any]:
+        found = preview(self.broker, change, self._now())
+        return view_preview(found, self._broken_by(found.after)).as_dict()
+
+    def _broken_by(self, after: Broker) -> list[str]:
+        """What pools would promise beyond their nodes, and do not now."""
+        now, then = (
+            broken_promises([pool.spec for _, pool in sorted(broker.pools.items())], self._placements.nodes)
+            for broker in (self.broker, after)
+        )
+        return [promise for promise in then if promise not in now]
+
+    async def rollback(self, version: int, by: str = "", note: str = "") -> list[str]:
+        """Makes pools and policies what they were after that change, all or none. Returns warnings. Raises
+        Refused with every fault."""
+        self._refuse_if_stopping()
+        await self._change(ev.RolledBack(version, by, note))
+        return config_warnings(self.broker)
+
+    async def history(self) -> list[dict[str, Any]]:
+        """Every change of pools and policies that is kept, by number."""
+        return [view.as_dict() for view in view_history(self.broker)]
+
+    async def config_of(self, version: int) -> dict[str, Any]:
+        """Pools and policies as they were after that change. Raises Refused if it is not kept."""
+        return self.broker.history.config_at(version).dump()
+
+    async def detach_policy(
+        self, pool: str, component: str, component_type: str, by: str = "", note: str = ""
+    ) -> None:
+        await self._change(ev.PolicyDetached(pool, component, component_type, by, note))
+
+    async def delete_pool(self, pool: str, by: str = "", note: str = "") -> None:
+        await self._change(ev.PoolDeleted(pool, by, note))
 
     async def config(self) -> dict[str, Any]:
         return self.broker.config.dump()
-
-    def _warnings(self) -> list[str]:
-        pools = self.broker.pools
-        return warnings_of(
-            {name: pool.spec for name, pool in pools.items()},
-            {name: pool.policies for name, pool in pools.items()},
-        )
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -371,7 +413,7 @@ class PoolBroker:
         specs = [pool.spec for _, pool in sorted(self.broker.pools.items())]
         view = view_broker(
             self.broker,
-            [*self._warnings(), *self._audit.warnings(specs), *self._troubles()],
+            [*config_warnings(self.broker), *self._audit.warnings(specs), *self._troubles()],
             self._started_at,
             __version__,
             f"read-only, degraded: {self.degraded}" if self.degraded else "",

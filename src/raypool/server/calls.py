@@ -31,7 +31,7 @@ one request at most, so this bounds the lines, too."""
 CONFIG_CHARACTERS = 4_000_000
 """So much JSON one change of pools and policies may be: 20,000 policies."""
 
-REASON_CHARACTERS = 1_000
+REASON_CHARACTERS = NOTE_CHARACTERS = 1_000
 
 
 def _json_of_at_most(characters: int) -> AfterValidator:
@@ -66,6 +66,9 @@ Owner = Annotated[Word, Field(min_length=1)]
 
 WORDS: Mapping[str, Any] = {
     "config": Annotated[dict[str, Any], _json_of_at_most(CONFIG_CHARACTERS)],
+    "by": Word,
+    "note": Annotated[str, Field(max_length=NOTE_CHARACTERS)],
+    "version": Annotated[int, Field(ge=0, le=2**53)],
     "spec": Annotated[dict[str, Any], _json_of_at_most(SPEC_CHARACTERS)],
     "request_id": Word,
     "group_id": Word,

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 CALLS = (
-    "hello", "apply", "check", "detach_policy", "delete_pool", "config",
+    "hello", "apply", "check", "preview", "detach_policy", "delete_pool", "config",
+    "history", "config_of", "preview_rollback", "rollback",
     "submit", "dry_run", "watch", "release", "cancel", "forget", "attach_actor",
     "hold", "here", "bye",
     "describe", "why", "requests", "pool", "overview", "request_of_group", "end_all", "journal",

@@ -6,11 +6,24 @@ from collections.abc import Iterable
 from typing import Any
 
 from raypool.core.broker import Broker
+from raypool.core.config import warnings_of
 from raypool.core.explain import explanation_of, wait_reasons
-from raypool.core.pool import Pool, borrowed_by, by_preference
+from raypool.core.pool import Pool, borrowed_by, borrowed_in, by_preference
+from raypool.core.preview import BorrowsMore, Consequence, Moves, Preview
 from raypool.core.reasons import BeingPlaced, Evicted
 from raypool.core.request import Allocation, Request
-from raypool.view import BrokerView, PolicyView, PoolView, RequestView
+from raypool.view import (
+    BrokerView,
+    ConsequenceView,
+    PolicyView,
+    PoolView,
+    PreviewView,
+    RequestView,
+    VersionView,
+)
+
+MOST_CONSEQUENCES = 20
+"""So many consequences of each kind are told one by one."""
 
 
 def view_request(broker: Broker, request: Request, borrowed: dict[str, int] | None = None) -> RequestView:
@@ -65,20 +78,12 @@ def view_request(broker: Broker, request: Request, borrowed: dict[str, int] | No
 
 
 def view_requests(broker: Broker, requests: Iterable[Request]) -> list[RequestView]:
-    """Many at once: each policy's line is read only once."""
+    """Many at once."""
     borrowed: dict[str, dict[str, int]] = {}
     for pool in broker.pools.values():
         explanation_of(pool).number_all()
-        borrowed.update(_borrowed_in(pool))
+        borrowed.update(borrowed_in(pool))
     return [view_request(broker, request, borrowed.get(request.id, {})) for request in requests]
-
-
-def _borrowed_in(pool: Pool) -> dict[str, dict[str, int]]:
-    return {
-        allocation.request.id: pool.ledger.by_key(above)
-        for account in pool.ledger.accounts.values()
-        for allocation, above in account.line()
-    }
 
 
 def view_pool(pool: Pool) -> PoolView:
@@ -165,4 +170,48 @@ def view_broker(
         degraded=degraded,
         journal=journal,
         outside=list(outside),
+    )
+
+
+def view_history(broker: Broker) -> list[VersionView]:
+    """Every change of pools and policies that is kept, by number."""
+    return [
+        VersionView(one.number, one.at, one.what, one.by, one.note, one.back_to) for one in broker.history.versions
+    ]
+
+
+def view_preview(found: Preview, promises: Iterable[str] = ()) -> PreviewView:
+    told: list[ConsequenceView] = []
+    counts: dict[str, int] = {}
+    for one in found.consequences:
+        counts[one.kind] = counts.get(one.kind, 0) + 1
+        if counts[one.kind] <= MOST_CONSEQUENCES:
+            told.append(_view_consequence(one))
+    return PreviewView(
+        number=found.after.history.number,
+        consequences=told,
+        more={kind: count - MOST_CONSEQUENCES for kind, count in counts.items() if count > MOST_CONSEQUENCES},
+        promises=list(promises),
+        warnings=config_warnings(found.after),
+    )
+
+
+def _view_consequence(one: Consequence) -> ConsequenceView:
+    before: dict[str, int] | int | None = None
+    after: dict[str, int] | int | None = None
+    match one:
+        case BorrowsMore():
+            before, after = dict(one.before), dict(one.after)
+        case Moves():
+            before, after = one.before, one.after
+    return ConsequenceView(
+        one.kind, one.request, one.component, one.sentence, getattr(one, "pool", None), before, after
+    )
+
+
+def config_warnings(broker: Broker) -> list[str]:
+    """What is allowed in its pools and policies but rarely meant."""
+    pools = broker.pools
+    return warnings_of(
+        {name: pool.spec for name, pool in pools.items()}, {name: pool.policies for name, pool in pools.items()}
     )

@@ -441,8 +441,8 @@ class _Stories:
             one = row["request"]
             story = self._begin(RequestSpec.load(one["spec"]), line, one["submitted_at"])
             story.granted_at, story.ended_at = one["granted_at"], one["ended_at"]
-        elif "pool" not in row and "schema" not in row:
-            raise KeyError("n, request, pool or schema")
+        elif not {"pool", "schema", "version"} & set(row):
+            raise KeyError("n, request, pool, version or schema")
         elif "at" in row:
             self.now = row["at"]
 
