@@ -41,6 +41,7 @@ class RequestView(View):
     group_id, nodes: its placement group, and the node id of each bundle.
     job, holder, actor: with whose end it ends, unless it is detached: its Ray job, the process that asked,
     and the actor it belongs to, which then stands for that process.
+    max_duration_seconds: how long it may run. runs_until: when that is over, while it is allocated.
     on_node_loss: what becomes of it when one of these dies. repair_until: one has died, and Ray has until
     then to repair the group.
     """
@@ -82,6 +83,8 @@ class RequestView(View):
     description: str = ""
     on_node_loss: str = "requeue"
     repair_until: float | None = None
+    max_duration_seconds: float | None = None
+    runs_until: float | None = None
 
     @property
     def ended(self) -> bool:

@@ -129,6 +129,8 @@ def _facts(view: RequestView) -> dict[str, object]:
         "preemptible": "yes" if view.preemptible else "no",
         "submitted": _moment(view.submitted_at),
         "granted": _moment(view.granted_at),
+        "runs until": _moment(view.runs_until),
+        "may run for": None if view.max_duration_seconds is None else output.duration(view.max_duration_seconds),
         "leaves by": _moment(view.deadline),
         "ended": _moment(view.ended_at),
         "preempted by": view.preempted_by

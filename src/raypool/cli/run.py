@@ -40,6 +40,7 @@ from raypool.cli.connection import address_option, connect
 @click.option(
     "--repair-seconds", type=float, help="How long Ray may repair it, with --on-node-loss wait. Default: 60."
 )
+@click.option("--max-duration", type=float, help="End it after so many seconds, with a notice before.")
 @click.option(
     "--uses-ray",
     is_flag=True,
@@ -61,6 +62,7 @@ def run(
     non_preemptible: bool,
     on_node_loss: str,
     repair_seconds: float | None,
+    max_duration: float | None,
     uses_ray: bool,
     command: tuple[str, ...],
 ) -> None:
@@ -88,6 +90,7 @@ def run(
         grace_seconds=grace_seconds,
         on_node_loss=on_node_loss,
         repair_seconds=repair_seconds,
+        max_duration_seconds=max_duration,
         description=" ".join(command)[:200],
     )
     code = 0

@@ -42,6 +42,7 @@ from raypool.core.reasons import (
     NoPolicyInPool,
     NoPoolTakesIt,
     PlacementBackOff,
+    RanTooLong,
     Reason,
     Told,
 )
@@ -271,7 +272,7 @@ class Broker:
         ends_as = {
             Status.PENDING: Status.CANCELLED,
             Status.ALLOCATED: Status.RELEASED,
-            Status.PREEMPTING: Status.PREEMPTED,
+            Status.PREEMPTING: _left_as(request),
         }
         self._finish(request, ends_as, Told("given back by its owner"))
 
@@ -283,7 +284,7 @@ class Broker:
         ends_as = {
             Status.PENDING: Status.CANCELLED,
             Status.ALLOCATED: Status.CANCELLED,
-            Status.PREEMPTING: Status.PREEMPTED,
+            Status.PREEMPTING: _left_as(request),
         }
         self._finish(request, ends_as, Told(event.reason))
 
@@ -291,8 +292,8 @@ class Broker:
         """Ends it for somebody outside; an ended one stays as it is."""
         assert request.status is not None
         to = ends_as.get(request.status)
-        if to is Status.PREEMPTED:
-            self._end(request, to, request.reason)  # who took the room says more than who let go
+        if to is not None and request.status is Status.PREEMPTING:
+            self._end(request, to, request.reason)  # why it had to go says more than who let go
         elif to is not None:
             self._end(request, to, reason)
 
@@ -372,6 +373,7 @@ class Broker:
         allocation.request.placement_failures = 0
         allocation.request.granted_at = self.now
         self._set_status(allocation.request, Status.ALLOCATED)
+        self._push_duration(allocation.request)
 
     def evict(self, victims: list[Victim], request: Request, pool: Pool) -> None:
         """Asks each victim to leave for the request. One that is not placed yet just goes back."""
@@ -400,19 +402,29 @@ class Broker:
                 missing=missing,
             )
             holder.preempted_by = request.id
-            self._set_status(holder, Status.PREEMPTING, reason)
-            pool.ledger.mark_leaving(allocation)
-            grace = self._grace_seconds(holder, pool)
-            if grace > 0:
-                holder.deadline = self.now + grace
-                self._push_deadline(holder.deadline, holder, "grace")
-                self._instructions.append(WarnHolder(holder.id, holder.deadline, reason))
-            else:
-                self._end(holder, Status.PREEMPTED, reason)
+            self._ask_to_leave(allocation, reason)
         self._changed(pool)
 
-    def _grace_seconds(self, request: Request, pool: Pool) -> float:
+    def _ask_to_leave(self, allocation: Allocation, reason: Reason) -> None:
+        """From now on its charge counts as leaving; it has its grace, or goes at once."""
+        holder, pool = allocation.request, allocation.pool
+        self._set_status(holder, Status.PREEMPTING, reason)
+        if pool is not None:
+            pool.ledger.mark_leaving(allocation)
+        allocation.leaving = True
+        grace = self._grace_seconds(holder, pool)
+        if grace > 0:
+            holder.deadline = self.now + grace
+            self._push_deadline(holder.deadline, holder, "grace")
+            self._instructions.append(WarnHolder(holder.id, holder.deadline, reason))
+        else:
+            self._end(holder, _left_as(holder), reason)
+
+    def _grace_seconds(self, request: Request, pool: Pool | None) -> float:
+        """Where there is no pool, nobody waits for the room: its own word stands."""
         asked = request.spec.grace_seconds
+        if pool is None:
+            return asked or 0.0
         return pool.spec.grace_seconds if asked is None else min(asked, pool.spec.grace_seconds)
 
     def _changed(self, pool: Pool) -> None:
@@ -538,7 +550,7 @@ class Broker:
             return
         if allocation.request.status is Status.PREEMPTING:
             # Gone before its grace was over: somebody outside removed the group.
-            self._end(allocation.request, Status.PREEMPTED, allocation.request.reason)
+            self._end(allocation.request, _left_as(allocation.request), allocation.request.reason)
         self._gone(allocation)
 
     def _placement_stuck(self, event: ev.PlacementStuck) -> None:
@@ -557,9 +569,9 @@ class Broker:
             self._gone(allocation)
 
     def _end_for(self, request: Request, reason: Reason) -> None:
-        """What it held was lost. One that was leaving has left: who took the room says more."""
+        """What it held was lost. One that was leaving has left: why it had to says more."""
         if request.status is Status.PREEMPTING:
-            self._end(request, Status.PREEMPTED, request.reason)
+            self._end(request, _left_as(request), request.reason)
         else:
             self._end(request, Status.CANCELLED, reason)
 
@@ -657,10 +669,25 @@ class Broker:
     def _push_deadline(self, when: float, request: Request, kind: str) -> None:
         heapq.heappush(self._deadlines, (when, request.number, kind, request.id))
 
+    def _push_duration(self, request: Request) -> None:
+        until = request.may_run_until
+        if until is not None:
+            self._push_deadline(until, request, "duration")
+
+    def _duration_is_over(self, request: Request) -> None:
+        """It leaves as a victim does, and nobody takes its room by right."""
+        allocation, most = request.current, request.spec.max_duration_seconds
+        assert allocation is not None and most is not None, request
+        self._ask_to_leave(allocation, RanTooLong(most))
+        if allocation.pool is not None:
+            self._changed(allocation.pool)
+
     def push_deadlines_of(self, request: Request) -> None:
         """All that is due for it: for a broker that was read back."""
         if request.status is Status.PREEMPTING and request.deadline is not None:
             self._push_deadline(request.deadline, request, "grace")
+        if request.status is Status.ALLOCATED:
+            self._push_duration(request)
         for reason in request.held_out.values():
             if isinstance(reason, PlacementBackOff):
                 self._push_deadline(reason.until, request, "back-off")
@@ -677,6 +704,8 @@ class Broker:
             return False
         if kind == "grace":
             return request.status is Status.PREEMPTING and request.deadline == when
+        if kind == "duration":
+            return request.status is Status.ALLOCATED and request.may_run_until == when
         if kind == "take-up":
             return request.allocation is not None and request.allocation.kept_until == when
         if kind == "repair":
@@ -690,7 +719,9 @@ class Broker:
             _, _, kind, request_id = heapq.heappop(self._deadlines)
             request = self.requests[request_id]
             if kind == "grace":
-                self._end(request, Status.PREEMPTED, request.reason)
+                self._end(request, _left_as(request), request.reason)
+            elif kind == "duration":
+                self._duration_is_over(request)
             elif kind == "repair":
                 self._repair_is_over(request)
             elif kind == "take-up":
@@ -801,6 +832,11 @@ class Broker:
                 self._cycle.mark(request, self.pools[marked_in])
             for pool in request.queued.values():
                 self._changed(pool)
+
+
+def _left_as(request: Request) -> Status:
+    """How one ends that had to leave: preempted by somebody, or cancelled since its own time was over."""
+    return Status.CANCELLED if isinstance(request.reason, RanTooLong) else Status.PREEMPTED
 
 
 def _lowered(old: Pool, new: Pool) -> bool:

@@ -10,6 +10,7 @@ from raypool.core.explain import explanation_of, wait_reasons
 from raypool.core.pool import Pool, borrowed_by, by_preference
 from raypool.core.reasons import BeingPlaced, Evicted
 from raypool.core.request import Allocation, Request
+from raypool.core.status import Status
 from raypool.view import BrokerView, PolicyView, PoolView, RequestView
 
 
@@ -61,6 +62,8 @@ def view_request(broker: Broker, request: Request, borrowed: dict[str, int] | No
         description=spec.description,
         on_node_loss=spec.on_node_loss,
         repair_until=allocation.repair_until if allocation is not None and request.status.running else None,
+        max_duration_seconds=spec.max_duration_seconds,
+        runs_until=request.may_run_until if request.status is Status.ALLOCATED else None,
     )
 
 
