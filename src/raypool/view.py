@@ -7,6 +7,7 @@ the epoch (of the clock that the broker is fed with); amounts are whole numbers 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
@@ -34,6 +35,8 @@ class RequestView(View):
     reason: one sentence: why it waits, was refused, had to leave. rule: the same as a word for
     programs. reasons: while pending, the sentence for each pool, most hopeful first.
     position: its place in the line of its most preferred pool, from 1.
+    eta_p50_seconds, eta_p90_seconds: while it waits, if it was worked out: from now, it starts before that in half
+    of the cases, in nine of ten. None: not known, or later than is looked ahead.
     placing: granted and charged; its placement group is not ready yet.
     borrowed: what of it lies above its policy's reserve and may be taken back.
     deadline: while preempting: when its placement group will be removed.
@@ -85,6 +88,18 @@ class RequestView(View):
     repair_until: float | None = None
     max_duration_seconds: float | None = None
     runs_until: float | None = None
+    eta_p50_seconds: float | None = None
+    eta_p90_seconds: float | None = None
+
+    @property
+    def eta(self) -> str:
+        """When it is expected to start, in words; "" if that is not known."""
+        if self.eta_p50_seconds is None:
+            return ""
+        if self.eta_p90_seconds is None:
+            return f"expected to start in about {about(self.eta_p50_seconds)}, or much later"
+        first, last = about(self.eta_p50_seconds), about(self.eta_p90_seconds)
+        return f"expected to start in about {first}, in 9 of 10 cases within {last}"
 
     @property
     def ended(self) -> bool:
@@ -93,6 +108,14 @@ class RequestView(View):
     @property
     def running(self) -> bool:
         return self.status in ("allocated", "preempting")
+
+
+def about(seconds: float) -> str:
+    """ "40 s", "12 min", "3 h", "2 d": one unit, since nobody knows more exactly."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size or (unit == "min" and seconds >= 100):
+            return f"{round(seconds / size)} {unit}"
+    return f"{math.ceil(seconds)} s"
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from raypool.client.client import explain
 from raypool.client.waiting import acquire
 from raypool.errors import NodeLost, Refused, RequestRejected, WaitTimeout
 from raypool.spec import RequestSpec
@@ -78,3 +79,17 @@ def test_a_request_that_is_refused_is_not_asked_again() -> None:
     with pytest.raises(Refused):
         ask(line)
     assert [call[0] for call in line.calls] == ["submit"]
+
+
+@pytest.mark.parametrize(
+    ("p50", "p90", "words"),
+    [
+        (40.2, 95.0, "expected to start in about 41 s, in 9 of 10 cases within 95 s"),
+        (100.0, 7300.0, "expected to start in about 2 min, in 9 of 10 cases within 2 h"),
+        (3 * 86400.0, None, "expected to start in about 3 d, or much later"),
+    ],
+)
+def test_who_waits_hears_when_it_is_expected_to_start(p50: float, p90: float | None, words: str) -> None:
+    waits = view(status="pending", reasons={"p": "no room"}, eta_p50_seconds=p50, eta_p90_seconds=p90)
+    assert explain(waits) == f"'r1' waits: no room\n{words}"
+    assert explain(view(status="pending", reasons={"p": "no room"})) == "'r1' waits: no room"

@@ -324,10 +324,10 @@ def find_component() -> tuple[str, str | None]:
 
 
 def explain(view: RequestView) -> str:
-    """The story of a request in a sentence, and one for each further pool it waits in."""
+    """The story of a request in a sentence, one for each further pool it waits in, and when it may start."""
     if view.status == "pending":
         first, *others = view.reasons.values() or [view.reason or "it is being decided"]
-        return "\n".join([f"'{view.id}' waits: {first}", *others])
+        return "\n".join([f"'{view.id}' waits: {first}", *others, *filter(None, [view.eta])])
     if view.running:
         borrowed = ", ".join(f"{amount} {key}" for key, amount in view.borrowed.items())
         what = f", of which {borrowed} borrowed" if borrowed else ""

@@ -30,6 +30,7 @@ from raypool.core.instructions import (
     WarnHolder,
 )
 from raypool.core.laws import check
+from raypool.core.lifetimes import ALL_OF_IT, Kind, Lifetimes, share_class, size_class
 from raypool.core.nodes import Misfit, Node, find_nodes
 from raypool.core.pool import Owner, Pool, by_preference, link
 from raypool.core.reasons import (
@@ -86,6 +87,7 @@ class Broker:
         self.nodes: tuple[Node, ...] | None = None
         self.now = 0.0
         self._cycle = Cycle(self.pools, self)
+        self.lifetimes: dict[Kind, Lifetimes] = {}
         self._unpooled: dict[int, Allocation] = {}  # granted to components without any policy
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._number = 0
@@ -300,6 +302,8 @@ class Broker:
     def _end(self, request: Request, to: Status, reason: Reason | None) -> None:
         """A terminal status; what it holds begins to leave."""
         current = request.current
+        if current is not None and current.placed:
+            self._note_lifetime(current, whole=request.status is Status.ALLOCATED and isinstance(reason, Told))
         self._leave_the_lines(request)
         request.ended_at = self.now
         request.deadline = None
@@ -308,6 +312,17 @@ class Broker:
             self._take_back(current)
         self._ended[request.id] = None
         self._forget_the_oldest()
+
+    def _note_lifetime(self, allocation: Allocation, whole: bool) -> None:
+        """whole: it ended by itself, not for somebody else, a lost node, or its own limit."""
+        request, pool = allocation.request, allocation.pool
+        if pool is not None and pool.name in self.pools and request.granted_at is not None:
+            lasted, most = self.now - request.granted_at, request.spec.max_duration_seconds
+            kind = (pool.name, *request.owner, size_class(request.demand))
+            self.lifetimes.setdefault(kind, Lifetimes()).add(lasted, whole)
+            if most is not None:
+                kind = (pool.name, *request.owner, share_class(most))
+                self.lifetimes.setdefault(kind, Lifetimes()).add(lasted / most * ALL_OF_IT, whole)
 
     def _forgotten(self, event: ev.Forgotten) -> None:
         request = self._known(event.request)
@@ -774,6 +789,7 @@ class Broker:
         self._refuse_if_used(pool, owner, f"the policy of '{event.component}' in pool '{event.pool}'")
         left = {one: policy for one, policy in pool.policies.items() if one != owner}
         self._rebuild({pool.name: (pool.spec, left)})
+        self.lifetimes = {kind: one for kind, one in self.lifetimes.items() if kind[:3] != (pool.name, *owner)}
 
     def _pool_deleted(self, event: ev.PoolDeleted) -> None:
         pool = self.pools.get(event.pool)
@@ -781,6 +797,7 @@ class Broker:
             raise Refused(f"there is no pool '{event.pool}' (pools: {', '.join(sorted(self.pools)) or 'none'})")
         self._refuse_if_used(pool, None, f"pool '{event.pool}'")
         del self.pools[pool.name]
+        self.lifetimes = {kind: one for kind, one in self.lifetimes.items() if kind[0] != pool.name}
         link(self.pools)
         self._misfits.clear()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from raypool.core.broker import Broker
@@ -13,9 +13,17 @@ from raypool.core.request import Allocation, Request
 from raypool.core.status import Status
 from raypool.view import BrokerView, PolicyView, PoolView, RequestView
 
+Eta = tuple[float | None, float | None]
+"""p50 and p90, in seconds from now."""
 
-def view_request(broker: Broker, request: Request, borrowed: dict[str, int] | None = None) -> RequestView:
-    """`borrowed` saves work when many are viewed: see `view_requests`."""
+
+UNKNOWN: Eta = (None, None)
+
+
+def view_request(
+    broker: Broker, request: Request, borrowed: dict[str, int] | None = None, eta: Eta = UNKNOWN
+) -> RequestView:
+    """`borrowed` saves work when many are viewed: see `view_requests`. eta: in how many seconds it will start."""
     spec, allocation = request.spec, request.allocation
     assert request.status is not None
     reasons = wait_reasons(broker, request)
@@ -64,16 +72,24 @@ def view_request(broker: Broker, request: Request, borrowed: dict[str, int] | No
         repair_until=allocation.repair_until if allocation is not None and request.status.running else None,
         max_duration_seconds=spec.max_duration_seconds,
         runs_until=request.may_run_until if request.status is Status.ALLOCATED else None,
+        eta_p50_seconds=eta[0] if request.waiting else None,
+        eta_p90_seconds=eta[1] if request.waiting else None,
     )
 
 
-def view_requests(broker: Broker, requests: Iterable[Request]) -> list[RequestView]:
+def view_requests(
+    broker: Broker, requests: Iterable[Request], etas: Mapping[str, Eta] | None = None
+) -> list[RequestView]:
     """Many at once: each policy's line is read only once."""
+    etas = etas or {}
     borrowed: dict[str, dict[str, int]] = {}
     for pool in broker.pools.values():
         explanation_of(pool).number_all()
         borrowed.update(_borrowed_in(pool))
-    return [view_request(broker, request, borrowed.get(request.id, {})) for request in requests]
+    return [
+        view_request(broker, request, borrowed.get(request.id, {}), etas.get(request.id, UNKNOWN))
+        for request in requests
+    ]
 
 
 def _borrowed_in(pool: Pool) -> dict[str, dict[str, int]]:
