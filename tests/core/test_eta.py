@@ -301,6 +301,19 @@ def test_a_look_goes_on_in_slices_and_is_of_the_moment_when_it_began():
     assert forecast.expected == whole
 
 
+def test_a_look_that_comes_later_knows_that_what_runs_has_got_older():
+    story = worked(lasts=100)
+    story.submit("runs", gpu=4)
+    story.submit("next", gpu=4)
+    left = {}
+    for after in (0, 80, 1000):
+        now = story.now + after
+        forecast = Forecast(story.broker, ["next"], now)
+        list(forecast.steps())
+        left[after] = forecast.expected["next"].seconds_from(now)[0]
+    assert left[80] < 40 < left[0] < 120 < left[1000]
+
+
 def test_buckets_ascend_and_hold_what_they_say():
     assert list(BOUNDS) == sorted(BOUNDS)
     assert [bucket_of(seconds) for seconds in (0.0, BOUNDS[0], BOUNDS[-1])] == [0, 1, len(BOUNDS)]

@@ -467,9 +467,9 @@ def test_a_look_ahead_is_kept_until_the_state_has_changed(monkeypatch):
     looks = []
 
     class Counted(etas.Forecast):
-        def __init__(self, broker, asked=None):
+        def __init__(self, broker, asked, now):
             looks.append(asked)
-            super().__init__(broker, asked)
+            super().__init__(broker, asked, now)
 
     monkeypatch.setattr(etas, "Forecast", Counted)
 

@@ -87,16 +87,16 @@ def expected_starts(broker: Broker, asked: Iterable[str] | None = None) -> dict[
 
 class Forecast:
     """One look ahead, in slices: whoever wants `expected` goes through `steps` when there is time. The state is that
-    of the moment when this was made."""
+    of the moment when this was made. now: that moment; what runs has got older since the last event."""
 
-    def __init__(self, broker: Broker, asked: Iterable[str] | None = None) -> None:
-        self.now = broker.now
+    def __init__(self, broker: Broker, asked: Iterable[str] | None = None, now: float | None = None) -> None:
+        self.now = broker.now if now is None else max(now, broker.now)
         self.expected: dict[str, Expected] = {}
         self._start = copy_of(broker, World(confirms_placement=False, confirms_removal=False))
-        self._start.ended_kept = 100
+        self._start.ended_kept, self._start.now = 100, self.now
         self._again = _asks_again(broker)
         self._arrivals = _latest_arrivals(broker)
-        self._survivals = Survivals(broker)
+        self._survivals = Survivals(broker, self.now)
         self._waiting = [request.id for request in self._start.requests.values() if request.waiting]
         wanted = self._waiting if asked is None else list(asked)
         self._wanted = dict.fromkeys(wanted)
@@ -276,13 +276,13 @@ def _asks_again(broker: Broker) -> bool:
 class Survivals:
     """What is expected of each kind of allocation, by what was seen until now; what runs is seen up to its age."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, now: float) -> None:
         self._seen = {kind: _counts(found) for kind, found in broker.lifetimes.items()}
         self._made: dict[Kind, Survival] = {}
         for request in broker.requests.values():
             pool, since = request.pool, request.granted_at
             if request.status is Status.ALLOCATED and since is not None and pool is not None:
-                age, most = broker.now - since, request.spec.max_duration_seconds
+                age, most = now - since, request.spec.max_duration_seconds
                 self._still_runs((pool, *request.owner, size_class(request.demand)), age)
                 if most is not None:
                     self._still_runs((pool, *request.owner, share_class(most)), age / most * ALL_OF_IT)

@@ -23,6 +23,9 @@ SLICE_SECONDS = 0.01
 REST = 20
 """A look ahead that took a second is good for so many."""
 
+STEADY_SECONDS = 30.0
+"""While nothing happens it is good for so long: what runs gets older."""
+
 
 class Etas:
     """broker, version: the broker, and a number that changes with its state. now: the clock of the events."""
@@ -33,6 +36,7 @@ class Etas:
         self._now = now
         self._known: dict[str, Expected] = {}
         self._known_at_version = -1
+        self._known_at = 0.0
         self._good_until = 0.0
         self._looking = asyncio.Lock()
 
@@ -54,25 +58,29 @@ class Etas:
 
     @property
     def _stale(self) -> bool:
-        return self._version() != self._known_at_version and self._now() >= self._good_until
+        now = self._now()
+        changed = self._version() != self._known_at_version or now >= self._known_at + STEADY_SECONDS
+        return changed and now >= self._good_until
 
     async def _look(self, ids: list[str] | None) -> None:
-        """A look that fails is a bug of ours, and no reason to keep anybody from his view."""
-        version, cost = self._version(), 0.0
+        """Replaces what is stale, or adds to what is not. A look that fails is a bug of ours, and no reason to keep
+        anybody from his view."""
+        stale, version, now, cost = self._stale, self._version(), self._now(), 0.0
+        found: dict[str, Expected] = {}
+        began = time.perf_counter()
         try:
-            began = time.perf_counter()
-            forecast = Forecast(self._broker(), ids)
+            forecast = Forecast(self._broker(), ids, now)
             for _ in forecast.steps():
                 if time.perf_counter() - began > SLICE_SECONDS:
                     cost += time.perf_counter() - began
                     await asyncio.sleep(0)
                     began = time.perf_counter()
-            cost += time.perf_counter() - began
+            found = forecast.expected
         except Exception:
             logger.exception("a bug of raypool's: when requests will start could not be worked out")
-            found = {}
-        else:
-            found = forecast.expected
-        kept = self._known if version == self._known_at_version else {}
-        self._known, self._known_at_version = kept | found, version
+        cost += time.perf_counter() - began
+        if not stale:
+            self._known |= found
+            return
+        self._known, self._known_at_version, self._known_at = found, version, now
         self._good_until = self._now() + REST * cost
