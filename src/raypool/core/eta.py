@@ -36,7 +36,7 @@ HORIZON_SECONDS = 60 * 86400.0
 """Further ahead nobody looks."""
 
 EVENTS_MOST = 25_000
-"""So many events at most, in all futures together: a second or so. What has not started then, starts "later"."""
+"""So many events at most, in all futures together: one or two seconds. What has not started then, starts "later"."""
 
 ARRIVALS_MOST = 400
 """So many of the latest submissions come once more in each future."""
@@ -55,6 +55,9 @@ PRIOR_HAZARD = 1 - 2**-0.125
 """Of what gets older than all that was seen, three in ten end before they are twice as old. It has the weight of a
 quarter of an observation: wherever something was seen, that decides."""
 
+
+TO_COME, AGAIN = "to come/", "again/"
+"""How the ids of those begin that are made up: nobody's id has a slash."""
 
 Arrivals = list[tuple[float, RequestSpec]]
 """When each came, and what comes once more."""
@@ -185,7 +188,7 @@ class _Future:
         for again in itertools.count() if window >= RATE_SECONDS else range(1):
             for after, spec in come:
                 serial += 1
-                submitted = ev.Submitted(spec.model_copy(update={"id": f"{serial} to come"}))
+                submitted = ev.Submitted(spec.model_copy(update={"id": f"{TO_COME}{serial}"}))
                 yield now + after + again * window, submitted
 
     def _await_next(self) -> None:
@@ -214,7 +217,7 @@ class _Future:
                 return
             if isinstance(event, ev.Cancelled) and event.request not in broker.requests:
                 continue
-            if isinstance(event, ev.Submitted) and event.spec.id.endswith("to come"):
+            if isinstance(event, ev.Submitted) and event.spec.id.startswith(TO_COME):
                 self._await_next()
             self._heard(broker.handle(event, max(when, broker.now)))
             yield
@@ -243,7 +246,7 @@ class _Future:
                     self._asked_again(broker.requests[one.request])
 
     def _asked_again(self, request: Request) -> None:
-        spec = request.spec.model_copy(update={"id": f"{self._pushed} again"})
+        spec = request.spec.model_copy(update={"id": f"{AGAIN}{self._pushed}"})
         self._push(self.broker.now, ev.Submitted(spec))
 
 
