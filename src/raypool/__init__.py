@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         BrokerDegraded,
         BrokerFault,
         BrokerUnavailable,
+        DurationExceeded,
         GroupLost,
         LeaseEnded,
         NodeLost,
@@ -54,6 +55,7 @@ _HOME = {
         "BrokerDegraded",
         "BrokerFault",
         "BrokerUnavailable",
+        "DurationExceeded",
         "GroupLost",
         "LeaseEnded",
         "NodeLost",
@@ -96,8 +98,8 @@ __all__ = [
     # policies tested like code
     "simulate", "SimulationReport",
     # errors
-    "RaypoolError", "SpecError", "Refused", "RequestRejected", "RequestCancelled", "GroupLost", "NodeLost",
-    "WaitTimeout", "Preempted", "LeaseEnded", "BrokerUnavailable", "BrokerDegraded", "BrokerFault",
+    "RaypoolError", "SpecError", "Refused", "RequestRejected", "RequestCancelled", "DurationExceeded", "GroupLost",
+    "NodeLost", "WaitTimeout", "Preempted", "LeaseEnded", "BrokerUnavailable", "BrokerDegraded", "BrokerFault",
     "__version__",
 ]  # fmt: skip
 

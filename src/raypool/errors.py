@@ -5,6 +5,7 @@
     ├── Refused             a call that the rules do not allow now: pool in use, id taken, ...
     ├── RequestRejected     no pool can ever run this request as things are configured
     ├── RequestCancelled    the request was cancelled: by its owner, an operator, or its job's end
+    │   ├── DurationExceeded  it ran longer than its max_duration_seconds
     │   └── GroupLost       its placement group is gone, and not by the broker's doing
     │       └── NodeLost    a node under it died
     ├── WaitTimeout         not granted within wait_timeout_seconds (also a TimeoutError)
@@ -70,6 +71,11 @@ class RequestRejected(RequestError):
 
 class RequestCancelled(RequestError):
     """The request was cancelled; the message says by whom and why."""
+
+
+class DurationExceeded(RequestCancelled):
+    """The request ran longer than its `max_duration_seconds`; nobody else took its room by right. Asking again
+    would only run as long again, so nothing is queued again for it."""
 
 
 class GroupLost(RequestCancelled):

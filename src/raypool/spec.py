@@ -371,6 +371,8 @@ class RequestSpec(Spec):
         library does so for what it owns. "fail": it ends, and nobody takes its place. "wait": Ray may
         repair the group within `repair_seconds`; then as with "requeue".
     repair_seconds: how long, >= 0; only with on_node_loss="wait".
+    max_duration_seconds: how long it may run, from its grant, > 0; then it has the grace of an eviction, and is
+        ended. None: as long as it likes.
     """
 
     id: Name = Field(default_factory=new_request_id)
@@ -386,6 +388,7 @@ class RequestSpec(Spec):
     lifetime: Literal["detached"] | None = None
     on_node_loss: Literal["requeue", "fail", "wait"] = "requeue"
     repair_seconds: Seconds = 60.0
+    max_duration_seconds: Annotated[float, Field(gt=0, le=10**9, allow_inf_nan=False)] | None = None
     retry_of: Name | None = None
     description: str = Field(default="", max_length=4096)
 

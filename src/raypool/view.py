@@ -7,6 +7,7 @@ the epoch (of the clock that the broker is fed with); amounts are whole numbers 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
@@ -34,6 +35,8 @@ class RequestView(View):
     reason: one sentence: why it waits, was refused, had to leave. rule: the same as a word for
     programs. reasons: while pending, the sentence for each pool, most hopeful first.
     position: its place in the line of its most preferred pool, from 1.
+    eta_p50_seconds, eta_p90_seconds: while it waits, if it was worked out: from now, it starts before that in half
+    of the cases, in nine of ten. None: not known, or later than is looked ahead.
     placing: granted and charged; its placement group is not ready yet.
     borrowed: what of it lies above its policy's reserve and may be taken back.
     deadline: while preempting: when its placement group will be removed.
@@ -41,6 +44,7 @@ class RequestView(View):
     group_id, nodes: its placement group, and the node id of each bundle.
     job, holder, actor: with whose end it ends, unless it is detached: its Ray job, the process that asked,
     and the actor it belongs to, which then stands for that process.
+    max_duration_seconds: how long it may run. runs_until: when that is over, while it is allocated.
     on_node_loss: what becomes of it when one of these dies. repair_until: one has died, and Ray has until
     then to repair the group.
     """
@@ -82,6 +86,20 @@ class RequestView(View):
     description: str = ""
     on_node_loss: str = "requeue"
     repair_until: float | None = None
+    max_duration_seconds: float | None = None
+    runs_until: float | None = None
+    eta_p50_seconds: float | None = None
+    eta_p90_seconds: float | None = None
+
+    @property
+    def eta(self) -> str:
+        """When it is expected to start, in words; "" if that is not known."""
+        if self.eta_p50_seconds is None:
+            return ""
+        if self.eta_p90_seconds is None:
+            return f"expected to start in about {about(self.eta_p50_seconds)}, or much later"
+        first, last = about(self.eta_p50_seconds), about(self.eta_p90_seconds)
+        return f"expected to start in about {first}, in 9 of 10 cases within {last}"
 
     @property
     def ended(self) -> bool:
@@ -93,10 +111,10 @@ class RequestView(View):
 
     @property
     def story(self) -> str:
-        """How it stands in a sentence, and one for each further pool it waits in."""
+        """How it stands in a sentence, one for each further pool it waits in, and when it may start."""
         if self.status == "pending":
             first, *others = self.reasons.values() or [self.reason or "it is being decided"]
-            return "\n".join([f"'{self.id}' waits: {first}", *others])
+            return "\n".join([f"'{self.id}' waits: {first}", *others, *filter(None, [self.eta])])
         if self.running:
             borrowed = ", ".join(f"{amount} {key}" for key, amount in self.borrowed.items())
             what = f", of which {borrowed} borrowed" if borrowed else ""
@@ -157,12 +175,13 @@ class WaitView(View):
 class ExplanationView(View):
     """Why a request is as it is: `str()` of it is a text, its first line `sentence`.
 
-    at: when it was asked. waits: while it waits: a WaitView for each pool, most hopeful first. would_start: the
-    smallest single changes of which each would start it: {"rule", "sentence", "leaving"}; leaving: who would be
-    evicted for it then. tried: of a rejected one: {"rule", "sentence"} for each pool. evicted: of an evicted one:
-    `by`, `by_component`, `why` (the rule), `pool`, `missing`, `borrowed`, `leaves_by`, and what its component used
-    `before` and `after`, with what is `reserved` for it. borrowed: of a running one, what may be taken back;
-    takers: and by whom: {"component", "component_type", "why", "sentence"}.
+    at: when it was asked. waits: while it waits: a WaitView for each pool, most hopeful first. expected: when it
+    is expected to start, in words; "" if that is not known. would_start: the smallest single changes of which each
+    would start it: {"rule", "sentence", "leaving"}; leaving: who would be evicted for it then. tried: of a rejected
+    one: {"rule", "sentence"} for each pool. evicted: of an evicted one: `by`, `by_component`, `why` (the rule),
+    `pool`, `missing`, `borrowed`, `leaves_by`, and what its component used `before` and `after`, with what is
+    `reserved` for it. borrowed: of a running one, what may be taken back; takers: and by whom: {"component",
+    "component_type", "why", "sentence"}.
     """
 
     id: str
@@ -171,6 +190,7 @@ class ExplanationView(View):
     sentence: str
     at: float
     waits: list[WaitView] = field(default_factory=list)
+    expected: str = ""
     would_start: list[dict[str, Any]] = field(default_factory=list)
     tried: list[dict[str, Any]] = field(default_factory=list)
     evicted: dict[str, Any] | None = None
@@ -188,6 +208,8 @@ class ExplanationView(View):
         found = [self.sentence]
         for wait in self.waits:
             found += [f"  {line}" for line in wait.lines(self.at, self.sentence)]
+        if self.expected:
+            found.append(f"  {self.expected}")
         if len(self.tried) > 1:
             found += [f"  {one['sentence']}" for one in self.tried]
         if self.evicted:
@@ -247,6 +269,14 @@ class DryRunView(View):
             found.append(f"  {self.nodes}")
         found += [f"  '{one['id']}' of '{one['component']}' {one['sentence']}" for one in self.evicts]
         return "\n".join(found)
+
+
+def about(seconds: float) -> str:
+    """ "40 s", "12 min", "3 h", "2 d": one unit, since nobody knows more exactly."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size or (unit == "min" and seconds >= 100):
+            return f"{round(seconds / size)} {unit}"
+    return f"{math.ceil(seconds)} s"
 
 
 @dataclass(frozen=True)

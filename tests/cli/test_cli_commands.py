@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -354,6 +355,23 @@ def test_requests_are_listed(busy: Cli) -> None:
     assert re.search(r"^aaaa1111 +allocated +red +gpus +- +6 gpu +4 gpu", shown, re.M)
     assert re.search(r"^bbbb2222 +pending +blue +gpus +1 +4 gpu +-", shown, re.M)
     assert next(one["id"] for one in yaml.safe_load(busy("request", "list", "-o", "yaml").stdout)) == "aaaa1111"
+
+
+def test_when_they_are_expected_to_start_is_shown_of_those_of_whom_it_is_known(
+    busy: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert busy.client is not None
+    waits = replace(busy.client.request("bbbb2222"), eta_p50_seconds=750.0, eta_p90_seconds=2400.0)
+    views = [busy.client.request("aaaa1111"), waits, replace(waits, id="dddd4444", eta_p90_seconds=None)]
+    monkeypatch.setattr(busy.client, "requests", lambda **_: views)
+    monkeypatch.setattr(busy.client, "request", lambda _: waits)
+    shown = busy("request", "list").stdout
+    assert re.search(r"^ID .* SINCE +STARTS IN$", shown, re.M)
+    assert re.search(r"^bbbb2222 .* 12 min \.\. 40 min$", shown, re.M)
+    assert re.search(r"^dddd4444 .* 12 min \.\. \?$", shown, re.M)
+    assert re.search(r"^aaaa1111 .* -$", shown, re.M)
+    sentence = "expected to start in about 12 min, in 9 of 10 cases within 40 min"
+    assert sentence in busy("request", "describe", "bbbb2222").stdout
 
 
 @pytest.mark.parametrize(

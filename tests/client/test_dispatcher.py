@@ -9,8 +9,11 @@ import pytest
 import ray.exceptions
 
 from raypool.client.dispatcher import Call, _Run
-from raypool.errors import NodeLost, Preempted
+from raypool.client.watch import PreemptionNotice
+from raypool.errors import DurationExceeded, NodeLost, Preempted
 from raypool.spec import RequestSpec
+
+from .fake_line import view
 
 
 def a_run(max_preemptions: int = 2, **fields: Any) -> _Run:
@@ -41,6 +44,21 @@ def test_a_call_is_not_run_again_when_that_is_not_wanted_or_it_was_another_that_
             a_run().again(a_run().lease(), lost(other))
     with pytest.raises(NodeLost):
         a_run().again(a_run().lease(), lost("r1"), may_run_again=False)
+
+
+class LeaseThatRanTooLong:
+    """The notice has come, and the function leaves by itself."""
+
+    request_id = "r1"
+    view = view("r1", "preempting", rule="max-duration", reason="ran longer than its 2 h")
+    preemption_notice = PreemptionNotice.of(view)
+
+
+def test_a_call_that_ran_too_long_is_not_run_again_though_it_left_as_one_that_is_preempted() -> None:
+    run = a_run()
+    with pytest.raises(DurationExceeded, match="request 'r1' of 'red' ran longer than its 2 h"):
+        run.again(LeaseThatRanTooLong(), Preempted("leaving early"))
+    assert run.times == 0
 
 
 class RepairedLease:

@@ -87,3 +87,17 @@ def test_a_request_that_is_refused_is_not_asked_again() -> None:
     with pytest.raises(Refused):
         ask(line)
     assert [call[0] for call in line.calls] == ["submit"]
+
+
+@pytest.mark.parametrize(
+    ("p50", "p90", "words"),
+    [
+        (40.2, 95.0, "expected to start in about 41 s, in 9 of 10 cases within 95 s"),
+        (100.0, 7300.0, "expected to start in about 2 min, in 9 of 10 cases within 2 h"),
+        (3 * 86400.0, None, "expected to start in about 3 d, or much later"),
+    ],
+)
+def test_who_waits_hears_when_it_is_expected_to_start(p50: float, p90: float | None, words: str) -> None:
+    waits = view(status="pending", reasons={"p": "no room"}, eta_p50_seconds=p50, eta_p90_seconds=p90)
+    assert waits.story == f"'r1' waits: no room\n{words}"
+    assert view(status="pending", reasons={"p": "no room"}).story == "'r1' waits: no room"

@@ -12,7 +12,7 @@ import ray.exceptions
 from raypool.client import listening
 from raypool.client import watch as watching
 from raypool.client.watch import Watch, follow
-from raypool.errors import BrokerUnavailable, LeaseEnded, Preempted, RequestCancelled
+from raypool.errors import BrokerUnavailable, DurationExceeded, LeaseEnded, Preempted, RequestCancelled
 
 from .fake_line import FakeLine, preempting, task_error, view, watched
 
@@ -126,3 +126,21 @@ def test_no_work_starts_in_a_lease_whose_deadline_has_come(seconds_left: float, 
     else:
         with pytest.raises(Preempted, match="has to make room"):
             watch.require()
+
+
+def test_one_that_ran_too_long_hears_so_in_its_notice_and_at_its_end() -> None:
+    line = FakeLine()
+    lease = followed(line)
+    heard, over = threading.Event(), threading.Event()
+    lease.on_preemption(lambda notice: heard.set())
+    lease.on_end(over.set)
+    told = {"rule": "max-duration", "reason": "ran longer than its 2 h"}
+    line.tell(1, view(status="preempting", deadline=time.time() - 1, **told))
+    assert heard.wait(5)
+    assert lease.notice is not None
+    assert (lease.notice.rule, lease.notice.by, lease.notice.reason) == ("max-duration", "", told["reason"])
+    with pytest.raises(DurationExceeded, match="ran longer than its 2 h"):
+        lease.require()
+    line.tell(2, view(status="cancelled", **told))
+    assert over.wait(5)
+    assert isinstance(lease.ending, DurationExceeded)

@@ -374,11 +374,18 @@ def group_lost():
     return story, "group-lost", "its placement group is gone: somebody outside of the broker removed it"
 
 
-LOST = [node_lost, node_lost_and_not_repaired, group_lost]
+def ran_too_long():
+    story = red_and_blue()
+    story.run("x", "red", max_duration_seconds=7200)
+    story.pass_seconds(7200)
+    return story, "max-duration", "ran longer than its 2 h"
+
+
+LOST = [node_lost, node_lost_and_not_repaired, group_lost, ran_too_long]
 
 
 @pytest.mark.parametrize("state", LOST, ids=lambda state: state.__name__)
-def test_what_was_lost_says_how(state):
+def test_what_was_lost_or_over_says_how(state):
     story, rule, sentence = state()
     assert (story.status("x"), story.rule("x"), story.view("x").reason) == ("cancelled", rule, sentence)
 

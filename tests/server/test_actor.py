@@ -6,6 +6,7 @@ import time
 import pytest
 
 from raypool.errors import BrokerDegraded, BrokerFault, Refused, SpecError
+from raypool.server import etas
 from raypool.server.actor import steady_clock
 
 from .fake_cluster import FakeCluster, HeldBackCluster, node
@@ -447,5 +448,72 @@ def test_what_could_not_be_carried_out_is_tried_again_by_the_next_life():
             assert "CreatePlacementGroup was decided and could not be carried out" in world.actor.degraded
             await world.begin_again()
             await world.until("a", "allocated")
+
+    run(story)
+
+
+# --- when it will start -----------------------------------------------------------------------
+
+
+def test_who_waits_is_told_when_it_is_expected_to_start():
+    async def story():
+        async with World() as world:
+            await world.run("long", gpu=8, max_duration_seconds=600)
+            assert (await world.submit("next", gpu=8))["eta_p90_seconds"] is None  # nobody waits for that
+            view = await world.view("next")
+            assert 0 < view["eta_p50_seconds"] <= view["eta_p90_seconds"] <= 600
+            await world.pass_seconds(100)
+            later = await world.view("next")
+            assert later["eta_p90_seconds"] <= 500.1
+            rows = {row["id"]: row for row in await world.actor.requests()}
+            assert rows["next"]["eta_p90_seconds"] == pytest.approx(later["eta_p90_seconds"])
+            assert rows["long"]["eta_p90_seconds"] is None
+            answer = await world.actor.watch("next", world.actor.broker.requests["next"].number + 10_000, 1.0)
+            assert answer["request"]["eta_p90_seconds"] == pytest.approx(later["eta_p90_seconds"] - 1)
+            await world.actor.release("long")
+            await world.until("next", "allocated")
+            assert (await world.view("next"))["eta_p50_seconds"] is None
+
+    run(story)
+
+
+def test_a_look_ahead_is_kept_until_the_state_has_changed(monkeypatch):
+    looks = []
+
+    class Counted(etas.Forecast):
+        def __init__(self, broker, asked, now):
+            looks.append(asked)
+            super().__init__(broker, asked, now)
+
+    monkeypatch.setattr(etas, "Forecast", Counted)
+
+    async def story():
+        async with World() as world:
+            await world.run("long", gpu=8)
+            await world.submit("next", gpu=8)
+            await asyncio.gather(world.view("next"), world.view("next"), world.actor.requests())
+            assert looks == [["next"]]
+            await world.submit("last", gpu=8)
+            await world.view("last")
+            assert looks == [["next"], ["last"]]
+            await world.pass_seconds(1000)
+            await world.actor.cancel("last", "enough")
+            await world.pass_seconds(1000)
+            await world.actor.requests()
+            assert looks[2:] == [None]
+
+    run(story)
+
+
+def test_a_look_ahead_that_fails_is_logged_and_keeps_nobody_from_his_view(monkeypatch, caplog):
+    monkeypatch.setattr(etas, "Forecast", lambda *_: 1 / 0)
+
+    async def story():
+        async with World() as world:
+            await world.run("long", gpu=8)
+            await world.submit("next", gpu=8)
+            view = await world.view("next")
+            assert (view["position"], view["eta_p50_seconds"]) == (1, None)
+            assert "could not be worked out" in caplog.text
 
     run(story)

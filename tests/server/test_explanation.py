@@ -47,6 +47,13 @@ def test_every_wait_is_explained_in_each_of_its_pools_with_figures_that_add_up(s
     assert type(answer).from_dict(answer.as_dict()) == answer
 
 
+def test_when_it_is_expected_to_start_is_said_where_it_is_known():
+    story, _, _ = WAITING[0]()
+    answer = view_explanation(story.broker, story.broker.requests["x"], story.now, (60.0, 300.0))
+    assert "expected to start in about 1 min, in 9 of 10 cases within 5 min" in str(answer)
+    assert "expected to start" not in str(explained(story))
+
+
 def test_who_is_ahead_is_named_and_the_rest_counted():
     story = Story([pool()], [policy("red"), policy("blue")])
     story.run("holder", "red", gpu=8)

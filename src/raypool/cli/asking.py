@@ -35,6 +35,7 @@ _OPTIONS = (
     click.option(
         "--repair-seconds", type=float, help="How long Ray may repair it, with --on-node-loss wait. Default: 60."
     ),
+    click.option("--max-duration", type=float, help="End it after so many seconds, with a notice before."),
 )
 
 

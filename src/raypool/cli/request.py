@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from raypool.cli import connection, output
+from raypool.view import about
 
 if TYPE_CHECKING:
     from raypool.view import RequestView
@@ -88,6 +89,7 @@ def delete(id: str) -> None:
 
 def print_requests(views: list[RequestView], form: str) -> None:
     now = time.time()
+    starts = {"STARTS IN": lambda view: _starts(view)} if any(view.eta for view in views) else {}
     output.listing(
         views,
         {
@@ -99,6 +101,7 @@ def print_requests(views: list[RequestView], form: str) -> None:
             "DEMAND": lambda view: _demand(view),
             "BORROWED": lambda view: output.amounts(view.borrowed),
             "SINCE": lambda view: output.duration(now - _since(view)),
+            **starts,
         },
         form,
         "no requests",
@@ -108,6 +111,14 @@ def print_requests(views: list[RequestView], form: str) -> None:
 def _demand(view: RequestView) -> str:
     """Without `step_run`, which is 1 for every request."""
     return output.amounts({key: amount for key, amount in view.demand.items() if key != "step_run"})
+
+
+def _starts(view: RequestView) -> str | None:
+    """p50 and p90."""
+    if view.eta_p50_seconds is None:
+        return None
+    last = "?" if view.eta_p90_seconds is None else about(view.eta_p90_seconds)
+    return f"{about(view.eta_p50_seconds)} .. {last}"
 
 
 def _since(view: RequestView) -> float:
@@ -128,12 +139,15 @@ def _facts(view: RequestView) -> dict[str, object]:
         "reason": view.reason if not view.reasons else None,
         "waits": "\n".join(f"{pool}: {why}" for pool, why in view.reasons.items()),
         "place in line": view.position,
+        "starts": view.eta,
         "demand": output.amounts(view.demand),
         "borrowed": output.amounts(view.borrowed),
         "workers": f"{view.workers}, {view.strategy}",
         "preemptible": "yes" if view.preemptible else "no",
         "submitted": _moment(view.submitted_at),
         "granted": _moment(view.granted_at),
+        "runs until": _moment(view.runs_until),
+        "may run for": None if view.max_duration_seconds is None else output.duration(view.max_duration_seconds),
         "leaves by": _moment(view.deadline),
         "ended": _moment(view.ended_at),
         "preempted by": view.preempted_by

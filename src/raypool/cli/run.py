@@ -38,6 +38,7 @@ def run(
     non_preemptible: bool,
     on_node_loss: str,
     repair_seconds: float | None,
+    max_duration: float | None,
     uses_ray: bool,
     command: tuple[str, ...],
 ) -> None:
@@ -65,6 +66,7 @@ def run(
         grace_seconds=grace_seconds,
         on_node_loss=on_node_loss,
         repair_seconds=repair_seconds,
+        max_duration_seconds=max_duration,
         description=" ".join(command)[:200],
     )
     code = 0

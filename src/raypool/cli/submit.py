@@ -32,6 +32,7 @@ def submit(
     cpus: float | None,
     memory: str | None,
     non_preemptible: bool,
+    max_duration: float | None,
     keys: tuple[tuple[str, str], ...],
     request_id: str | None,
     dry_run: bool,
@@ -57,6 +58,8 @@ def submit(
     } | {"resources": settings, "lifetime": "detached"}  # fmt: skip
     if request_id is not None:
         asked["id"] = request_id
+    if max_duration is not None:
+        asked["max_duration_seconds"] = max_duration
     client = connection.connect()
     if dry_run:
         answer = client.dry_run(**asked)

@@ -74,6 +74,8 @@ class PoolOptions:
     max_preemptions: how often a task that was preempted, or whose node died, is queued again, before it
     raises Preempted or NodeLost. grace_seconds: shortens the pool's grace.
     on_node_loss, repair_seconds: what becomes of it when a node under it dies; see RequestSpec.
+    max_duration_seconds: how long each run may take; a task that ran longer raises DurationExceeded, and is not
+    queued again.
     """
 
     component: str | None = None
@@ -88,6 +90,7 @@ class PoolOptions:
     capture_child_tasks: bool = False
     on_node_loss: str = "requeue"
     repair_seconds: float | None = None
+    max_duration_seconds: float | None = None
     description: str = ""
 
     def __post_init__(self) -> None:
@@ -103,8 +106,8 @@ class PoolOptions:
     def request(self, **more: Any) -> RequestSpec:
         """A new request for one call."""
         shared = ("component", "component_type", "resources", "workers", "strategy", "pool", "grace_seconds")
-        nodes = ("on_node_loss", "repair_seconds")
-        asked = {name: getattr(self, name) for name in (*shared, *nodes, "description")} | more
+        ends = ("on_node_loss", "repair_seconds", "max_duration_seconds")
+        asked = {name: getattr(self, name) for name in (*shared, *ends, "description")} | more
         return request_spec({name: value for name, value in asked.items() if value is not None})
 
 
@@ -189,7 +192,7 @@ class PooledFunction:
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Asks for the function to be run; returns at once. `ray.get` of the result raises what the
-        function raises, Preempted, RequestRejected, RequestCancelled or WaitTimeout."""
+        function raises, Preempted, DurationExceeded, RequestRejected, RequestCancelled or WaitTimeout."""
         inspect.signature(self._function).bind(*args, **kwargs)
         options = self._pool_options
         call = Call(

@@ -26,7 +26,7 @@ from ray.core.generated.gcs_pb2 import ActorTableData
 
 from raypool.client.broker import find_broker, session
 from raypool.client.lease import ASK_AGAIN_SECONDS, Lease
-from raypool.client.waiting import in_place_of, preempted, retry_of
+from raypool.client.waiting import TOO_LONG, in_place_of, preempted, retry_of, taken_away
 from raypool.errors import GroupLost, Preempted, RaypoolError
 from raypool.spec import RequestSpec
 
@@ -128,6 +128,8 @@ class _Run:
         """
         if error.request_id != lease.request_id and (error.request_id or isinstance(error, GroupLost)):
             raise error
+        if lease.preemption_notice is not None and lease.preemption_notice.rule == TOO_LONG:
+            raise taken_away(lease.view) from error  # it left early, and would only run as long again
         ours = _of_this_lease(lease, error) if isinstance(error, Preempted) else error
         if isinstance(error, GroupLost) and self.spec.on_node_loss == "fail":
             raise ours

@@ -61,6 +61,7 @@ def lease(
     capture_child_tasks: bool = False,
     on_node_loss: str = "requeue",
     repair_seconds: float | None = None,
+    max_duration_seconds: float | None = None,
     description: str = "",
 ) -> Lease:
     """A lease, not asked for yet: enter it (`with`, `async with`), or call `acquire()`.
@@ -72,10 +73,12 @@ def lease(
     grace_seconds: shortens the pool's grace. lifetime: "detached" outlives the job, until released.
     capture_child_tasks: children of the work in the lease run in its placement group too.
     on_node_loss, repair_seconds: what becomes of it when a node under it dies; see RequestSpec.
+    max_duration_seconds: how long it may run; then it has its grace, and is taken away.
 
     Raises SpecError for what is not valid. Entering raises RequestRejected, RequestCancelled,
     WaitTimeout, BrokerUnavailable. Leaving gives it back; a block that failed because the lease was
-    preempted, or a node under it died, raises Preempted or NodeLost from the original error.
+    preempted, ran too long, or a node under it died, raises Preempted, DurationExceeded or NodeLost from the
+    original error.
     """
     fields: dict[str, Any] = {
         "component": component,
@@ -87,6 +90,7 @@ def lease(
         "lifetime": lifetime,
         "on_node_loss": on_node_loss,
         "repair_seconds": repair_seconds,
+        "max_duration_seconds": max_duration_seconds,
         "description": description,
     }
     if bundles is not None:

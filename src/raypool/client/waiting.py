@@ -16,6 +16,7 @@ from typing import Any
 from raypool.client.broker import BrokerLine
 from raypool.client.listening import tell
 from raypool.errors import (
+    DurationExceeded,
     GroupLost,
     NodeLost,
     Preempted,
@@ -36,6 +37,9 @@ POLL_SECONDS = 30.0
 
 LOST = {"node-lost": NodeLost, "group-lost": GroupLost}
 """By the rule of the reason: the request lost its placement group, and may be asked anew in its place."""
+
+TOO_LONG = "max-duration"
+"""The rule of one that ran longer than it asked for: it is not asked anew."""
 
 
 Granted = tuple[RequestSpec, RequestView, int]
@@ -184,8 +188,19 @@ def end_of(view: RequestView) -> RequestError:
         return preempted(view)
     if view.status == "rejected":
         return RequestRejected(f"request '{view.id}' was rejected: {view.reason}", view.id)
+    if view.rule == TOO_LONG:
+        return too_long(view)
     kind = LOST.get(view.rule or "", RequestCancelled)
     return kind(f"request '{view.id}' was {view.status}: {view.reason}", view.id)
+
+
+def taken_away(view: RequestView) -> RequestError:
+    """The exception for one that has been told to leave."""
+    return too_long(view) if view.rule == TOO_LONG else preempted(view)
+
+
+def too_long(view: RequestView) -> DurationExceeded:
+    return DurationExceeded(f"request '{view.id}' of '{view.component}' {view.reason}", view.id)
 
 
 def preempted(view: RequestView) -> Preempted:

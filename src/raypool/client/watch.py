@@ -20,7 +20,7 @@ from raypool.client.broker import BrokerLine
 from raypool.client.listening import LOOK_AGAIN_SECONDS, find_again, listener
 from raypool.client.presence import Stay
 from raypool.client.submissions import submissions_into
-from raypool.client.waiting import POLL_SECONDS, end_of, preempted
+from raypool.client.waiting import POLL_SECONDS, TOO_LONG, end_of, taken_away
 from raypool.errors import LeaseEnded, RaypoolError, Refused, RequestCancelled
 from raypool.view import RequestView
 
@@ -35,7 +35,7 @@ class PreemptionNotice:
     """The lease will be taken away at `deadline` (seconds since the epoch).
 
     by, by_component: the request that takes the room and whose it is. rule: "preempt", "reclaim" or
-    "backfilled". reason: the sentence with the figures.
+    "backfilled"; or "max-duration", by nobody. reason: the sentence with the figures.
     """
 
     deadline: float
@@ -51,13 +51,14 @@ class PreemptionNotice:
 
     @classmethod
     def of(cls, view: RequestView) -> PreemptionNotice | None:
-        if view.status not in ("preempting", "preempted") or view.preempted_by is None:
+        evicted = view.status in ("preempting", "preempted") and view.preempted_by is not None
+        if not evicted and view.rule != TOO_LONG:
             return None
         return cls(
             deadline=view.deadline if view.deadline is not None else time.time(),
-            by=view.preempted_by,
+            by=view.preempted_by or "",
             by_component=view.preempted_by_component or "",
-            rule=view.preemption_rule or "",
+            rule=view.preemption_rule or view.rule or "",
             reason=view.reason or "",
         )
 
@@ -111,7 +112,7 @@ class Watch:
         if self.ending is not None:
             raise self.ending
         if notice is not None and notice.seconds_left <= LAST_MOMENT_SECONDS:
-            raise preempted(self.view)
+            raise taken_away(self.view)
 
     def on_preemption(self, callback: Callable[[PreemptionNotice], Any]) -> None:
         """Calls back once, in a thread of its own, when the notice comes; at once if it has come."""

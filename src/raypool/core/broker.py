@@ -31,6 +31,7 @@ from raypool.core.instructions import (
     WarnHolder,
 )
 from raypool.core.laws import check
+from raypool.core.lifetimes import ALL_OF_IT, Kind, Lifetimes, share_class, size_class
 from raypool.core.nodes import Misfit, Node, find_nodes
 from raypool.core.pool import Owner, Pool, by_preference, link
 from raypool.core.reasons import (
@@ -43,6 +44,7 @@ from raypool.core.reasons import (
     NoPolicyInPool,
     NoPoolTakesIt,
     PlacementBackOff,
+    RanTooLong,
     Reason,
     Told,
 )
@@ -87,6 +89,7 @@ class Broker:
         self.history = History()
         self.now = 0.0
         self._cycle = Cycle(self.pools, self)
+        self.lifetimes: dict[Kind, Lifetimes] = {}
         self._unpooled: dict[int, Allocation] = {}  # granted to components without any policy
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._number = 0
@@ -277,7 +280,7 @@ class Broker:
         ends_as = {
             Status.PENDING: Status.CANCELLED,
             Status.ALLOCATED: Status.RELEASED,
-            Status.PREEMPTING: Status.PREEMPTED,
+            Status.PREEMPTING: _left_as(request),
         }
         self._finish(request, ends_as, Told("given back by its owner"))
 
@@ -289,7 +292,7 @@ class Broker:
         ends_as = {
             Status.PENDING: Status.CANCELLED,
             Status.ALLOCATED: Status.CANCELLED,
-            Status.PREEMPTING: Status.PREEMPTED,
+            Status.PREEMPTING: _left_as(request),
         }
         self._finish(request, ends_as, Told(event.reason))
 
@@ -297,14 +300,16 @@ class Broker:
         """Ends it for somebody outside; an ended one stays as it is."""
         assert request.status is not None
         to = ends_as.get(request.status)
-        if to is Status.PREEMPTED:
-            self._end(request, to, request.reason)  # who took the room says more than who let go
+        if to is not None and request.status is Status.PREEMPTING:
+            self._end(request, to, request.reason)  # why it had to go says more than who let go
         elif to is not None:
             self._end(request, to, reason)
 
     def _end(self, request: Request, to: Status, reason: Reason | None) -> None:
         """A terminal status; what it holds begins to leave."""
         current = request.current
+        if current is not None and current.placed:
+            self._note_lifetime(current, whole=request.status is Status.ALLOCATED and isinstance(reason, Told))
         self._leave_the_lines(request)
         request.ended_at = self.now
         request.deadline = None
@@ -313,6 +318,17 @@ class Broker:
             self._take_back(current)
         self._ended[request.id] = None
         self._forget_the_oldest()
+
+    def _note_lifetime(self, allocation: Allocation, whole: bool) -> None:
+        """whole: it ended by itself, not for somebody else, a lost node, or its own limit."""
+        request, pool = allocation.request, allocation.pool
+        if pool is not None and pool.name in self.pools and request.granted_at is not None:
+            lasted, most = self.now - request.granted_at, request.spec.max_duration_seconds
+            kind = (pool.name, *request.owner, size_class(request.demand))
+            self.lifetimes.setdefault(kind, Lifetimes()).add(lasted, whole)
+            if most is not None:
+                kind = (pool.name, *request.owner, share_class(most))
+                self.lifetimes.setdefault(kind, Lifetimes()).add(lasted / most * ALL_OF_IT, whole)
 
     def _forgotten(self, event: ev.Forgotten) -> None:
         request = self._known(event.request)
@@ -378,6 +394,7 @@ class Broker:
         allocation.request.placement_failures = 0
         allocation.request.granted_at = self.now
         self._set_status(allocation.request, Status.ALLOCATED)
+        self._push_duration(allocation.request)
 
     def evict(self, victims: list[Victim], request: Request, pool: Pool) -> None:
         """Asks each victim to leave for the request. One that is not placed yet just goes back."""
@@ -409,19 +426,29 @@ class Broker:
                 reserved=pool.ledger.by_key(tuple((key, account.reserved[key]) for key, _ in allocation.need)),
             )
             holder.preempted_by = request.id
-            self._set_status(holder, Status.PREEMPTING, reason)
-            pool.ledger.mark_leaving(allocation)
-            grace = self._grace_seconds(holder, pool)
-            if grace > 0:
-                holder.deadline = self.now + grace
-                self._push_deadline(holder.deadline, holder, "grace")
-                self._instructions.append(WarnHolder(holder.id, holder.deadline, reason))
-            else:
-                self._end(holder, Status.PREEMPTED, reason)
+            self._ask_to_leave(allocation, reason)
         self._changed(pool)
 
-    def _grace_seconds(self, request: Request, pool: Pool) -> float:
+    def _ask_to_leave(self, allocation: Allocation, reason: Reason) -> None:
+        """From now on its charge counts as leaving; it has its grace, or goes at once."""
+        holder, pool = allocation.request, allocation.pool
+        self._set_status(holder, Status.PREEMPTING, reason)
+        if pool is not None:
+            pool.ledger.mark_leaving(allocation)
+        allocation.leaving = True
+        grace = self._grace_seconds(holder, pool)
+        if grace > 0:
+            holder.deadline = self.now + grace
+            self._push_deadline(holder.deadline, holder, "grace")
+            self._instructions.append(WarnHolder(holder.id, holder.deadline, reason))
+        else:
+            self._end(holder, _left_as(holder), reason)
+
+    def _grace_seconds(self, request: Request, pool: Pool | None) -> float:
+        """Where there is no pool, nobody waits for the room: its own word stands."""
         asked = request.spec.grace_seconds
+        if pool is None:
+            return asked or 0.0
         return pool.spec.grace_seconds if asked is None else min(asked, pool.spec.grace_seconds)
 
     def _changed(self, pool: Pool) -> None:
@@ -547,7 +574,7 @@ class Broker:
             return
         if allocation.request.status is Status.PREEMPTING:
             # Gone before its grace was over: somebody outside removed the group.
-            self._end(allocation.request, Status.PREEMPTED, allocation.request.reason)
+            self._end(allocation.request, _left_as(allocation.request), allocation.request.reason)
         self._gone(allocation)
 
     def _placement_stuck(self, event: ev.PlacementStuck) -> None:
@@ -566,9 +593,9 @@ class Broker:
             self._gone(allocation)
 
     def _end_for(self, request: Request, reason: Reason) -> None:
-        """What it held was lost. One that was leaving has left: who took the room says more."""
+        """What it held was lost. One that was leaving has left: why it had to says more."""
         if request.status is Status.PREEMPTING:
-            self._end(request, Status.PREEMPTED, request.reason)
+            self._end(request, _left_as(request), request.reason)
         else:
             self._end(request, Status.CANCELLED, reason)
 
@@ -666,10 +693,25 @@ class Broker:
     def _push_deadline(self, when: float, request: Request, kind: str) -> None:
         heapq.heappush(self._deadlines, (when, request.number, kind, request.id))
 
+    def _push_duration(self, request: Request) -> None:
+        until = request.may_run_until
+        if until is not None:
+            self._push_deadline(until, request, "duration")
+
+    def _duration_is_over(self, request: Request) -> None:
+        """It leaves as a victim does, and nobody takes its room by right."""
+        allocation, most = request.current, request.spec.max_duration_seconds
+        assert allocation is not None and most is not None, request
+        self._ask_to_leave(allocation, RanTooLong(most))
+        if allocation.pool is not None:
+            self._changed(allocation.pool)
+
     def push_deadlines_of(self, request: Request) -> None:
         """All that is due for it: for a broker that was read back."""
         if request.status is Status.PREEMPTING and request.deadline is not None:
             self._push_deadline(request.deadline, request, "grace")
+        if request.status is Status.ALLOCATED:
+            self._push_duration(request)
         for reason in request.held_out.values():
             if isinstance(reason, PlacementBackOff):
                 self._push_deadline(reason.until, request, "back-off")
@@ -686,6 +728,8 @@ class Broker:
             return False
         if kind == "grace":
             return request.status is Status.PREEMPTING and request.deadline == when
+        if kind == "duration":
+            return request.status is Status.ALLOCATED and request.may_run_until == when
         if kind == "take-up":
             return request.allocation is not None and request.allocation.kept_until == when
         if kind == "repair":
@@ -699,7 +743,9 @@ class Broker:
             _, _, kind, request_id = heapq.heappop(self._deadlines)
             request = self.requests[request_id]
             if kind == "grace":
-                self._end(request, Status.PREEMPTED, request.reason)
+                self._end(request, _left_as(request), request.reason)
+            elif kind == "duration":
+                self._duration_is_over(request)
             elif kind == "repair":
                 self._repair_is_over(request)
             elif kind == "take-up":
@@ -740,6 +786,15 @@ class Broker:
             del self.pools[name]
         link(self.pools)
         self._misfits.clear()
+        self._forget_lifetimes()
+
+    def _forget_lifetimes(self) -> None:
+        """Of policies that are no more."""
+        self.lifetimes = {
+            kind: one
+            for kind, one in self.lifetimes.items()
+            if kind[0] in self.pools and kind[1:3] in self.pools[kind[0]].policies
+        }
 
     def after(self, change: BrokerConfig) -> tuple[dict[str, PoolSpec], Policies]:
         """Pools and policies as `change` would leave them. Changes nothing; raises Refused with every fault."""
@@ -791,6 +846,7 @@ class Broker:
         before = self.config
         left = {one: policy for one, policy in pool.policies.items() if one != owner}
         self._rebuild({pool.name: (pool.spec, left)})
+        self._forget_lifetimes()
         self.history.add(self.now, before, self.config, event.by, event.note)
 
     def _pool_deleted(self, event: ev.PoolDeleted) -> None:
@@ -858,6 +914,11 @@ class Broker:
                 self._cycle.mark(request, self.pools[marked_in])
             for pool in request.queued.values():
                 self._changed(pool)
+
+
+def _left_as(request: Request) -> Status:
+    """How one ends that had to leave: preempted by somebody, or cancelled since its own time was over."""
+    return Status.CANCELLED if isinstance(request.reason, RanTooLong) else Status.PREEMPTED
 
 
 def _lowered(old: Pool, new: Pool) -> bool:

@@ -14,7 +14,8 @@ from __future__ import annotations
 from itertools import islice
 from operator import attrgetter
 
-from raypool.core.broker import Broker
+from raypool.core.broker import Broker, World
+from raypool.core.lifetimes import Lifetimes
 from raypool.core.pool import Pool
 from raypool.core.queue import Group
 from raypool.core.reasons import GroupLost, NodeLost
@@ -33,12 +34,14 @@ SHORT_MEMBERS = 4
 """Of each pool's line a short copy has the first groups, and of each of them the first members."""
 
 
-def copy_of(broker: Broker, short_for: str | None = None) -> Broker:
-    """short_for: the id of a request: a short copy, with that request in any case."""
-    twin = Broker(broker.world, broker.ended_kept)
+def copy_of(broker: Broker, world: World | None = None, short_for: str | None = None) -> Broker:
+    """world: what is confirmed to the copy from outside, if not what is confirmed to the original.
+    short_for: the id of a request: a short copy, with that request in any case."""
+    twin = Broker(world or broker.world, broker.ended_kept)
     twin.unmanaged, twin.owner_timeout_seconds = broker.unmanaged, broker.owner_timeout_seconds
     twin.nodes, twin.now = broker.nodes, broker.now
     twin.history = broker.history.copy()
+    twin.lifetimes = {kind: Lifetimes.of(found.row()) for kind, found in broker.lifetimes.items()}
     twin._number, twin._serial = broker._number, broker._serial
     twin._deadlines = broker._deadlines[:]
     twin._misfits = dict(broker._misfits)

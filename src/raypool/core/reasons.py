@@ -345,6 +345,18 @@ class GroupLost(Reason):
 
 
 @dataclass(frozen=True, slots=True)
+class RanTooLong(Reason):
+    """It asked for so many seconds at most, and they are over."""
+
+    rule: ClassVar[str] = "max-duration"
+    seconds: float
+
+    @property
+    def sentence(self) -> str:
+        return f"ran longer than its {span(self.seconds)}"
+
+
+@dataclass(frozen=True, slots=True)
 class Told(Reason):
     """Somebody outside said why."""
 
@@ -359,6 +371,14 @@ class Told(Reason):
 def amounts(figures: Mapping[str, int]) -> str:
     """ "2 gpu, 500 mcpu"."""
     return ", ".join(f"{amount} {key}" for key, amount in figures.items() if amount) or "nothing"
+
+
+def span(seconds: float) -> str:
+    """ "2 h", "1 h 30 min", "1.5 s": all of it, since somebody chose the figure."""
+    minutes, left = divmod(seconds, 60)
+    hours, minutes = divmod(int(minutes), 60)
+    parts = [f"{hours} h" if hours else "", f"{minutes} min" if minutes else "", f"{left:g} s" if left else ""]
+    return " ".join(part for part in parts if part) or "0 s"
 
 
 def names_of(names: list[str], most: int = 5) -> str:

@@ -151,6 +151,12 @@ class Request:
         return allocation if self.status is Status.PENDING or (self.status and self.status.running) else None
 
     @property
+    def may_run_until(self) -> float | None:
+        """When its `max_duration_seconds` are over; None if it has none, or does not run yet."""
+        most = self.spec.max_duration_seconds
+        return None if most is None or self.granted_at is None else self.granted_at + most
+
+    @property
     def pool(self) -> str | None:
         """The pool that granted it; None while it waits, is being placed, or was never granted."""
         if self.status is Status.PENDING or self.allocation is None or self.granted_at is None:

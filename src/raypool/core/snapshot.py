@@ -17,6 +17,7 @@ from typing import Any
 
 from raypool.core.broker import Broker, World
 from raypool.core.history import History
+from raypool.core.lifetimes import lifetimes_of, rows_of
 from raypool.core.pool import Pool, link
 from raypool.core.reasons import PlacementBackOff
 from raypool.core.records import nodes_of, plain, reason_of, version_of
@@ -94,6 +95,7 @@ def _head_of(broker: Broker, number: int) -> dict[str, Any]:
         "before": broker.history.before.dump(),
         "ended": list(broker._ended),
         "former_pools": list(former.values()),
+        "lifetimes": rows_of(broker.lifetimes),
     }
 
 
@@ -146,6 +148,7 @@ def broker_of(lines: Iterable[str], world: World | None = None) -> tuple[Broker,
     broker._number, broker._serial = head["submitted"], head["granted"]
     broker.unmanaged, broker.owner_timeout_seconds = head["unmanaged"], head["owner_timeout_seconds"]
     broker.nodes = None if head["nodes"] is None else nodes_of(head["nodes"])
+    broker.lifetimes = lifetimes_of(head.get("lifetimes", []))  # an older version wrote none
     former = {spec.name: Pool(spec, {}) for spec in map(PoolSpec.load, head["former_pools"])}
     marked: dict[str, list[str]] = {}
     versions = []

@@ -31,5 +31,5 @@ class Status(Enum):
 _MOVES = {
     Status.PENDING: (Status.ALLOCATED, Status.REJECTED, Status.CANCELLED),
     Status.ALLOCATED: (Status.RELEASED, Status.PREEMPTING, Status.CANCELLED),
-    Status.PREEMPTING: (Status.PREEMPTED,),
+    Status.PREEMPTING: (Status.PREEMPTED, Status.CANCELLED),  # cancelled: its own time was over, nobody took its room
 }

@@ -38,12 +38,15 @@ from raypool.errors import BrokerDegraded, BrokerFault, Refused
 from raypool.server.audit import Audit, broken_promises
 from raypool.server.calls import checked
 from raypool.server.cluster import RayCluster, Rooms
+from raypool.server.etas import Etas
 from raypool.server.explanation import view_dry_run, view_explanation, view_known, view_suggestion
 from raypool.server.journal import Journal
 from raypool.server.owners import Owners
 from raypool.server.placement import Placement, Placements, answered
 from raypool.server.stores import RAY, Store, StoreTaken, StoreUnusable, store_at
 from raypool.server.views import (
+    UNKNOWN,
+    Eta,
     config_warnings,
     view_broker,
     view_history,
@@ -68,6 +71,9 @@ LATE_SECONDS = 0.001
 
 FIGURES_SECONDS = 2.0
 """So long a dry run waits for Ray to say what is free; then nobody knows where it would be placed."""
+
+PAGE = 100
+"""Of so many waiting requests in a list it is said when they will start."""
 
 SILENT_SECONDS = 2.0
 """A GCS that has owed an answer for so long is reported as silent."""
@@ -95,6 +101,7 @@ class PoolBroker:
         self._placements = Placements(cluster, self._feed, self._now)
         self._owners = Owners(lambda: self.broker, cluster, self._feed, self._now)
         self._audit = Audit(cluster, self._placements)
+        self._etas = Etas(lambda: self.broker, lambda: self._journal.number, self._now)
         self._versions: dict[str, int] = {}
         self._first_version = 0
         self._watchers: dict[str, list[asyncio.Future[None]]] = {}
@@ -254,7 +261,7 @@ class PoolBroker:
             self._handle(ev.Submitted(wanted, job, holder))
             self._owners.take_up(self.broker.requests[wanted.id])
             await self._durable()
-        return await self.describe(wanted.id)
+        return self._view(wanted.id)
 
     async def dry_run(self, spec: dict[str, Any], job: str | None) -> dict[str, Any]:
         """What `submit` would come to now. Changes nothing, and is not in the journal. Raises SpecError, and
@@ -302,9 +309,13 @@ class PoolBroker:
         request = self._known(request_id)
         if self._version(request.id) <= seen:
             await self._changed(request.id, min(timeout_seconds, WATCH_MOST_SECONDS))
+        starts: dict[str, Eta] = {}
+        if self._version(request_id) <= seen:  # nothing new: he waits, and may want to know for how long
+            starts = await self._starts([request_id])
+        request = self._known(request_id)
         return {
             "version": self._version(request.id),
-            "request": view_request(self.broker, self._known(request.id)).as_dict(),
+            "request": view_request(self.broker, request, None, starts.get(request_id, UNKNOWN)).as_dict(),
         }
 
     def _version(self, request_id: str) -> int:
@@ -329,12 +340,20 @@ class PoolBroker:
         """Raises Refused for a request of another job than the caller's."""
         request = self._known(request_id)
         await self._change(ev.Released(request.id, job))
-        return await self.describe(request.id)
+        return self._view(request.id)
 
     async def cancel(self, request_id: str, reason: str) -> dict[str, Any]:
         request = self._known(request_id)
         await self._change(ev.Cancelled(request.id, reason))
-        return await self.describe(request.id)
+        return self._view(request.id)
+
+    def _view(self, request_id: str) -> dict[str, Any]:
+        return view_request(self.broker, self._known(request_id)).as_dict()
+
+    async def _starts(self, ids: list[str], at_once: bool = False) -> dict[str, Eta]:
+        """In how many seconds those of them that wait will start, as far as it is known."""
+        found = await self._etas.of(ids, at_once)
+        return {id: one.seconds_from(self._now()) for id, one in found.items()}
 
     async def forget(self, request_id: str) -> None:
         """Drops an ended request from memory. Raises Refused for one that has not ended."""
@@ -367,15 +386,17 @@ class PoolBroker:
 
     async def describe(self, request_id: str) -> dict[str, Any]:
         """One request, by its id or a unique beginning of it. Raises Refused if there is none."""
-        return view_request(self.broker, self._meant(request_id)).as_dict()
+        whole = self._meant(request_id).id
+        starts = await self._starts([whole], at_once=True)
+        return view_request(self.broker, self._known(whole), None, starts.get(whole, UNKNOWN)).as_dict()
 
     async def why(self, request_id: str) -> dict[str, Any]:
         """Why it is as it is, with what would start it. Looking for that takes a moment, in small pieces: other
         calls are answered meanwhile."""
-        self._meant(request_id)
+        starts = await self._starts([self._meant(request_id).id], at_once=True)
         free = await self._placements.figures_within(FIGURES_SECONDS)
         request, now = self._meant(request_id), self._now()
-        explained = view_explanation(self.broker, request, now)
+        explained = view_explanation(self.broker, request, now, starts.get(request.id, UNKNOWN))
         found = []
         for suggestion in search(self.broker, request, now, self._places(free)):
             if suggestion is not None:
@@ -390,8 +411,15 @@ class PoolBroker:
         pool: str | None = None,
         ended: bool = True,
     ) -> list[dict[str, Any]]:
-        """Requests in order of submission. `pool`: granted there, or waiting there."""
-        chosen = [
+        """Requests in order of submission. `pool`: granted there, or waiting there. When they will start is said of
+        the first ones that wait."""
+        first = [request.id for request in self._chosen(status, component, pool, ended) if request.waiting][:PAGE]
+        starts = await self._starts(first)
+        chosen = self._chosen(status, component, pool, ended)
+        return [view.as_dict() for view in view_requests(self.broker, chosen, starts)]
+
+    def _chosen(self, status: str | None, component: str | None, pool: str | None, ended: bool) -> list[Request]:
+        return [
             request
             for request in self.broker.requests.values()
             if (status is None or (request.status is not None and request.status.value == status))
@@ -399,7 +427,6 @@ class PoolBroker:
             and (pool is None or pool in _pools_of(request))
             and (ended or not (request.status is not None and request.status.terminal))
         ]
-        return [view.as_dict() for view in view_requests(self.broker, chosen)]
 
     async def pool(self, name: str) -> dict[str, Any]:
         found = self.broker.pools.get(name)

@@ -14,15 +14,15 @@ from raypool.core.request import Request
 from raypool.core.status import Status
 from raypool.core.victims import Taker, takers
 from raypool.core.what_if import Suggestion
-from raypool.server.views import view_request
+from raypool.server.views import UNKNOWN, Eta, view_request
 from raypool.view import DryRunView, ExplanationView, WaitView
 
 AHEAD_SHOWN = 5
 
 
-def view_explanation(broker: Broker, request: Request, now: float) -> ExplanationView:
+def view_explanation(broker: Broker, request: Request, now: float, eta: Eta = UNKNOWN) -> ExplanationView:
     """Without what would start it: that is looked for by and by (what_if.py)."""
-    view = view_request(broker, request)
+    view = view_request(broker, request, None, eta)
     reason = request.reason
     rejected = reason is not None and request.status is Status.REJECTED
     return ExplanationView(
@@ -31,6 +31,7 @@ def view_explanation(broker: Broker, request: Request, now: float) -> Explanatio
         status=view.status,
         sentence=view.story.partition("\n")[0],
         at=now,
+        expected=view.eta,
         waits=[_wait(broker, request, name, why) for name, why in wait_reasons(broker, request).items()],
         tried=_tried(reason) if rejected and reason is not None else [],
         evicted=_evicted(request, reason) if isinstance(reason, Evicted) else None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from raypool.core.broker import Broker
@@ -12,6 +12,7 @@ from raypool.core.pool import Pool, borrowed_by, borrowed_in, by_preference
 from raypool.core.preview import BorrowsMore, Consequence, Moves, Preview
 from raypool.core.reasons import BeingPlaced, Evicted
 from raypool.core.request import Allocation, Request
+from raypool.core.status import Status
 from raypool.view import (
     BrokerView,
     ConsequenceView,
@@ -25,9 +26,17 @@ from raypool.view import (
 MOST_CONSEQUENCES = 20
 """So many consequences of each kind are told one by one."""
 
+Eta = tuple[float | None, float | None]
+"""p50 and p90, in seconds from now."""
 
-def view_request(broker: Broker, request: Request, borrowed: dict[str, int] | None = None) -> RequestView:
-    """`borrowed` saves work when many are viewed: see `view_requests`."""
+
+UNKNOWN: Eta = (None, None)
+
+
+def view_request(
+    broker: Broker, request: Request, borrowed: dict[str, int] | None = None, eta: Eta = UNKNOWN
+) -> RequestView:
+    """`borrowed` saves work when many are viewed: see `view_requests`. eta: in how many seconds it will start."""
     spec, allocation = request.spec, request.allocation
     assert request.status is not None
     reasons = wait_reasons(broker, request)
@@ -74,16 +83,26 @@ def view_request(broker: Broker, request: Request, borrowed: dict[str, int] | No
         description=spec.description,
         on_node_loss=spec.on_node_loss,
         repair_until=allocation.repair_until if allocation is not None and request.status.running else None,
+        max_duration_seconds=spec.max_duration_seconds,
+        runs_until=request.may_run_until if request.status is Status.ALLOCATED else None,
+        eta_p50_seconds=eta[0] if request.waiting else None,
+        eta_p90_seconds=eta[1] if request.waiting else None,
     )
 
 
-def view_requests(broker: Broker, requests: Iterable[Request]) -> list[RequestView]:
+def view_requests(
+    broker: Broker, requests: Iterable[Request], etas: Mapping[str, Eta] | None = None
+) -> list[RequestView]:
     """Many at once."""
+    etas = etas or {}
     borrowed: dict[str, dict[str, int]] = {}
     for pool in broker.pools.values():
         explanation_of(pool).number_all()
         borrowed.update(borrowed_in(pool))
-    return [view_request(broker, request, borrowed.get(request.id, {})) for request in requests]
+    return [
+        view_request(broker, request, borrowed.get(request.id, {}), etas.get(request.id, UNKNOWN))
+        for request in requests
+    ]
 
 
 def view_pool(pool: Pool) -> PoolView:
