@@ -134,9 +134,11 @@ def test_a_process_has_one_dispatcher_and_a_new_one_when_it_died(client: raypool
     def new_ones() -> bool:
         with ThreadPoolExecutor(4) as threads:
             asked = set(threads.map(ask, range(4)))
-        assert len(asked) == 1
-        return asked != {before}
+        made.update(asked - {before})  # in the very moment of the news some still get the dead one
+        assert len(made) <= 1
+        return before not in asked
 
+    made: set[str] = set()
     before = dispatcher.dispatcher_of_this_process()._actor_id.hex()
     until(new_ones, "the dead dispatcher is replaced")
     assert ray.get(where.remote(), timeout=60)["request"] != first["request"]
