@@ -59,6 +59,7 @@ class Monkey:
         self.call_seconds: dict[str, list[float]] = {"broker": [], "gcs": []}  # kill -> a call made then is answered
         self.grant_seconds: dict[str, list[float]] = {"broker": [], "gcs": []}  # kill -> something new is granted
         self.hung: list[str] = []
+        self.broker_kills: list[float] = []  # seconds since the epoch
         self._probes = 0
         self.acts: dict[str, Callable[[], None]] = {
             "broker": self._kill_broker,
@@ -190,6 +191,7 @@ class Monkey:
         time.sleep(after)
         if kill(broker):
             self.done["broker"] += 1
+            self.broker_kills.append(time.time())
 
     # --- whether it gets on -------------------------------------------------------------------
 

@@ -281,6 +281,7 @@ class Run:
             audits=self.audits,
             pools=self.client.pools(),
             glimpses=self.glimpses,
+            broker_kills=self.monkey.broker_kills,
             pids_killed=self.machines.killed,
             nodes_lost=self.machines.lost,
             groups={id: row["name"] for id, row in groups.items()},

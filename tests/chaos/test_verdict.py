@@ -186,6 +186,10 @@ def test_a_request_that_outlives_its_killed_owner_is_leaked():
     assert verdict(story, audit(seen("cancelled", ended_at=34.0)), **killed).kept
     late = verdict(story, audit(seen("cancelled", ended_at=134.0)), **killed)
     assert late.leaked == ["r: its owner was killed, and 104 s later it was still there"]
+    restarted = verdict(story, audit(seen("cancelled", ended_at=134.0)), **killed, broker_kills=[20.0, 70.0, 95.0])
+    assert restarted.kept  # each life gives everybody a full timeout
+    late = verdict(story, audit(seen("cancelled", ended_at=134.0)), **killed, broker_kills=[32.0, 133.0])
+    assert late.leaked
 
 
 def test_a_request_that_outlives_its_owners_patience_is_leaked():

@@ -18,7 +18,8 @@ from tests.chaos.ledger import Ledger, Told
 
 WITHDRAWN_SECONDS = 75.0
 """Whoever stopped waiting says so without waiting for an answer, and a kill may swallow that; who was killed says
-nothing. Then the broker finds out by itself, at the latest when nobody has asked for owner_timeout_seconds (60)."""
+nothing. Then the broker finds out by itself, at the latest when it was up and nobody has asked for
+owner_timeout_seconds (60)."""
 
 
 CLOCK_SECONDS = 1.0
@@ -69,7 +70,7 @@ class World:
     """What is outside the broker when all is over.
 
     audits: in order; the last is the final one. ended_kept: how many ended requests a broker remembers.
-    glimpses: what was doubled at moments between the audits. jobs_gone, pids_killed: when the driver of a job, and a
+    glimpses: what was doubled at moments between the audits. broker_kills: when. jobs_gone, pids_killed: when the driver of a job, and a
     process, ended. nodes_lost: ids of nodes that were killed. groups: Ray's placement groups of ours that are not
     removed, by id, with their names. groups_on_nodes: the ids that nodes' figures show. gpus_taken: on all nodes.
     gpus_of: by group id, what its bundles hold.
@@ -78,6 +79,7 @@ class World:
     audits: list[Audit]
     pools: list[PoolView] = field(default_factory=list)
     glimpses: list[str] = field(default_factory=list)
+    broker_kills: list[float] = field(default_factory=list)
     jobs_gone: Mapping[str, float] = field(default_factory=dict)
     pids_killed: Mapping[int, float] = field(default_factory=dict)
     nodes_lost: set[str] = field(default_factory=set)
@@ -86,6 +88,11 @@ class World:
     gpus_taken: float = 0.0
     gpus_of: dict[str, float] = field(default_factory=dict)
     ended_kept: int = 10_000
+
+    def longest_life(self, since: float, until: float) -> float:
+        """The longest time without a kill of the broker: silence counts only while one and the same was up."""
+        kills = [at for at in sorted(self.broker_kills) if since < at < until]
+        return max(after - before for before, after in pairwise([since, *kills, until]))
 
     @property
     def phantom_gpus(self) -> int:
@@ -251,7 +258,7 @@ def _outlived(told: Told, seen: Seen | None, world: World) -> list[str]:
         since, what = max(killed), "was killed"
     else:
         return []
-    if seen.ended_at - since <= WITHDRAWN_SECONDS:
+    if world.longest_life(since, seen.ended_at) <= WITHDRAWN_SECONDS:
         return []
     return [f"{told.id}: its owner {what}, and {seen.ended_at - since:.0f} s later it was still there"]
 
