@@ -70,10 +70,10 @@ class World:
     """What is outside the broker when all is over.
 
     audits: in order; the last is the final one. ended_kept: how many ended requests a broker remembers.
-    glimpses: what was doubled at moments between the audits. broker_kills: when. jobs_gone, pids_killed: when the driver of a job, and a
-    process, ended. nodes_lost: ids of nodes that were killed. groups: Ray's placement groups of ours that are not
-    removed, by id, with their names. groups_on_nodes: the ids that nodes' figures show. gpus_taken: on all nodes.
-    gpus_of: by group id, what its bundles hold.
+    glimpses: what was doubled at moments between the audits. broker_kills: when. jobs_gone, pids_killed: when the
+    driver of a job, and a process, ended. nodes_lost: ids of nodes that were killed. groups: Ray's placement groups
+    of ours that are not removed, by id, with their names. groups_on_nodes: the ids that nodes' figures show.
+    gpus_taken: on all nodes. gpus_of: by group id, what its bundles hold.
     """
 
     audits: list[Audit]
