@@ -27,9 +27,9 @@ pure: $(STAMP)
 ray: $(STAMP)
 	$(BIN)/python -m pytest -q -m "ray and not chaos"
 
-# The pure tests play more random histories here than in `make check`.
+# The pure tests play more random histories here than in `make check`, and die more often.
 test: $(STAMP)
-	RAYPOOL_HISTORIES=120 $(BIN)/python -m pytest -q -n auto -m "not ray" --ignore tests/ray
+	RAYPOOL_HISTORIES=120 RAYPOOL_CRASHES=10 $(BIN)/python -m pytest -q -n auto -m "not ray" --ignore tests/ray
 	$(BIN)/python -m pytest -q -m "ray and not chaos"
 
 chaos: soak crashes

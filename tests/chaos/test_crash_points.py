@@ -1,7 +1,7 @@
 """Wherever the broker's process dies, all ends as if it had not.
 
-RAYPOOL_CRASHES says at how many points of each story it dies (default 10, spread over the story; "all":
-at every one, thousands in all, as `make chaos` has it).
+RAYPOOL_CRASHES says at how many points of each story it dies (default 3, spread over the story; `make test` takes
+more; "all": at every one, thousands in all, as `make chaos` has it).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from .crash_points import ending, play, random_story
 
 STORIES = range(8)
-CRASHES = os.environ.get("RAYPOOL_CRASHES", "10")
+CRASHES = os.environ.get("RAYPOOL_CRASHES", "3")
 
 
 def points_of(count: int, seed: int) -> list[int]:
@@ -44,7 +44,7 @@ def test_nothing_is_lost_or_doubled_when_it_dies_again_and_again(seed: int) -> N
     asked = {step[1]["id"] for step in story if step[0] == "submit"} - {
         step[1] for step in story if step[0] == "forget"
     }
-    for _ in range(3 if CRASHES != "all" else 60):
+    for _ in range(60 if CRASHES == "all" else max(1, int(CRASHES) // 3)):
         deaths, at = set(), 0
         for _ in range(30):
             at += chance.randint(1, 25)
@@ -55,13 +55,17 @@ def test_nothing_is_lost_or_doubled_when_it_dies_again_and_again(seed: int) -> N
 
 
 def test_a_process_can_die_at_every_kind_of_point() -> None:
-    places = set()
+    wanted = {
+        "before save", "after save", "before create_group", "after create_group", "after created",
+        "before remove_group", "after remove_group", "after free",
+    }  # fmt: skip
+    places: set[str] = set()
     for seed in range(3):
         story = random_story(seed)
-        count = play(story).points
-        for point in range(1, count, 3):
+        points = list(range(1, play(story).points))
+        random.Random(seed).shuffle(points)
+        for point in points[:100]:
             places |= set(play(story, {point}).died_at)
-        if {"before save", "after save", "before create_group", "after create_group", "after created",
-            "before remove_group", "after remove_group", "after free"} <= places:  # fmt: skip
-            return
+            if wanted <= places:
+                return
     raise AssertionError(places)
