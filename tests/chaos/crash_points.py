@@ -22,7 +22,7 @@ from ..server.world import Process, World
 EFFECTS = {"save", "erase", "create_group", "remove_group"}
 """What changes the world: the process can die before, and after without having heard the answer."""
 
-READINGS = {"created", "free", "find_group", "group_state", "load_all"}
+READINGS = {"created", "free", "find_group", "look", "load_all"}
 """What only asks: it is the same whether the process dies before or after, and once for each answer."""
 
 Step = tuple[Any, ...]

@@ -41,9 +41,9 @@ class ForgetfulCluster(FakeCluster):
         super().vanish(group)
         del self.groups[group.id]
 
-    async def group_state(self, group_id):
-        await self._answer()
-        return self.groups[group_id].state if group_id in self.groups else "REMOVED"
+    async def look(self, group_id):
+        state, nodes = await super().look(group_id)
+        return state or "REMOVED", nodes
 
 
 @dataclass(frozen=True)

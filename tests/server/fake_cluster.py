@@ -95,10 +95,6 @@ class FakeCluster:
         group = self.groups.get(group_id)
         return (group.state, group.nodes) if group is not None else (None, ())
 
-    async def group_state(self, group_id):
-        await self._answer()
-        return self.groups[group_id].state if group_id in self.groups else None
-
     async def dead_jobs(self):
         await self._answer()
         return frozenset(self.jobs_dead)

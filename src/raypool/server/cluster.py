@@ -138,7 +138,8 @@ class RayCluster:
             await asyncio.sleep(REPAIR_LOOK_SECONDS)  # a node of it has died since: ready() waits for the repair
 
     async def look(self, group_id: str) -> tuple[str | None, tuple[str, ...]]:
-        """The group's state (see `group_state`), and the node of each bundle: "" while it has none."""
+        """The group's state (PENDING, PREPARED, CREATED, RESCHEDULING or REMOVED; None if Ray has never heard of
+        it), and the node of each bundle: "" while it has none."""
         table = await self._ask(lambda: placement_group_table(handle(group_id)))
         nodes = table.get("bundles_to_node_id", {})
         return table.get("state"), tuple(nodes[index] for index in sorted(nodes))
@@ -147,12 +148,6 @@ class RayCluster:
         """Asks Ray to remove it. Only for a group that was CREATED: Ray leaks the bundles of others. It may
         have lost nodes since."""
         await self._ask(lambda: remove_placement_group(handle(group_id)))
-
-    async def group_state(self, group_id: str) -> str | None:
-        """PENDING, PREPARED, CREATED, RESCHEDULING or REMOVED; None if Ray has never heard of it."""
-        table = await self._ask(lambda: placement_group_table(handle(group_id)))
-        found: str | None = table.get("state")
-        return found
 
     # --- owners -------------------------------------------------------------------------------
 

@@ -163,9 +163,7 @@ class Placements:
             placement.group_id = found or ""
         state = None
         if placement.group_id:
-            state = await answered(
-                lambda: self.cluster.group_state(placement.group_id), f"looking at {placement.name}"
-            )
+            state, _ = await answered(lambda: self.cluster.look(placement.group_id), f"looking at {placement.name}")
         if state not in (None, "REMOVED"):
             await self._go_on(placement)
         elif placement.held and not placement.unwanted:
