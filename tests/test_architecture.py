@@ -98,10 +98,12 @@ def test_the_core_has_no_clock_no_luck_and_no_world(file):
 
 
 @pytest.mark.parametrize("file", [one for one in FILES if layer_of(one) == "core"], ids=name_of)
-def test_the_core_imports_only_the_standard_library_and_specs(file):
+def test_the_core_imports_only_the_standard_library_sorted_lists_and_specs(file):
     for module, _ in imports_of(file):
         root = module.split(".")[0]
-        assert root == "raypool" or root in sys.stdlib_module_names, f"{name_of(file)} imports {module}"
+        assert root in ("raypool", "sortedcontainers") or root in sys.stdlib_module_names, (
+            f"{name_of(file)} imports {module}"
+        )
 
 
 @pytest.mark.parametrize("file", [one for one in FILES if layer_of(one) == "server"], ids=name_of)

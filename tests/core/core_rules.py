@@ -8,8 +8,20 @@ from raypool.core import events as ev
 from raypool.core.broker import Broker, World
 from raypool.core.instructions import ChangeStatus
 from raypool.core.pool import borrowed_by
+from raypool.core.walk import Figures, walk
 from raypool.errors import Refused, SpecError
 from raypool.spec import BrokerConfig, PolicySpec, PoolSpec, RequestSpec, ResourceSettings
+
+
+def walks_agree(broker: Broker) -> None:
+    """The walk that a pool keeps ends as one that begins anew, written plainly, does."""
+    for pool in broker.pools.values():
+        kept, plain = pool.outcome(), walk(pool, pool.queue, Figures(pool.ledger))
+        assert (kept.ending, kept.request, kept.group) == (plain.ending, plain.request, plain.group), pool.name
+        assert list(kept.set_aside.items()) == list(plain.set_aside.items()), pool.name
+        assert kept.figures.free == plain.figures.free, pool.name
+        if kept.blocked is not None:
+            assert kept.backfill() is plain.backfill(), pool.name
 
 
 class CoreRules:
@@ -24,6 +36,7 @@ class CoreRules:
         done = self.broker.handle(event, self.broker.now)
         self.changes += [one for one in done if isinstance(one, ChangeStatus)]
         self.broker.check()
+        walks_agree(self.broker)
 
     def apply(self, pools: list[dict[str, Any]], policies: list[dict[str, Any]]) -> None:
         grace = 1000.0 if self.grace else 0.0

@@ -43,8 +43,7 @@ def looked_at(pool, outcome, seen):
     if victims:
         seen.append(len(victims))
         taken = [victim.allocation for victim in victims]
-        accounts = [allocation.account for allocation in taken]
-        gone = Figures.when_gone(pool.ledger, [one.need for one in taken], accounts)
+        gone = Figures.when_gone(pool.ledger, taken)
         assert walk(pool, pool.queue, gone, until_granted=outcome.request).granted is outcome.request
         assert not lacking(outcome, victims), "the victims are not enough"
         for spared in victims:

@@ -17,7 +17,7 @@ from .histories import random_history, trace
 from .story import Story, node, policy, pool
 
 WORKED_OUT = {
-    "request": {"id", "spec", "demand", "preemptible"},
+    "request": {"id", "ask", "retry_of"},
     "allocation": {"request", "account", "need", "preemptible", "search"},
 }
 """Slots that follow from the rest, or are looked for again."""

@@ -16,9 +16,11 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 from raypool.core import events as ev
+from raypool.core.asks import Ask, Asks
 from raypool.core.bundles import Bundle, bundles_of
 from raypool.core.config import Policies, faults_of, merged
 from raypool.core.cycle import Cycle
@@ -31,7 +33,8 @@ from raypool.core.instructions import (
     WarnHolder,
 )
 from raypool.core.laws import check
-from raypool.core.lifetimes import ALL_OF_IT, Kind, Lifetimes, share_class, size_class
+from raypool.core.ledger import Account
+from raypool.core.lifetimes import ALL_OF_IT, Kind, Lifetimes, share_class
 from raypool.core.nodes import Misfit, Node, find_nodes
 from raypool.core.pool import Owner, Pool, by_preference, link
 from raypool.core.reasons import (
@@ -48,7 +51,7 @@ from raypool.core.reasons import (
     Reason,
     Told,
 )
-from raypool.core.request import Allocation, Request
+from raypool.core.request import NONE, Allocation, Need, Request
 from raypool.core.status import Status
 from raypool.core.victims import Shortage, Victim
 from raypool.errors import Refused
@@ -61,9 +64,15 @@ TAKE_UP_SECONDS = 5.0
 """How long the room of a request that lost a node is kept for who takes it up: he needs a moment to ask, and
 without it somebody behind him would have the room by then."""
 
+CHANCES_KEPT = 10_000
+"""Of so many kinds of requests it is kept where they may stand in line."""
+
 BACK_OFF_SECONDS = 1.0
 BACK_OFF_MOST_SECONDS = 60.0
 """After the n-th failed placement a request stands aside in that pool for 2**(n-1) s, at most this."""
+
+
+GIVEN_BACK = Told("given back by its owner")
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,30 @@ class World:
 
     confirms_placement: bool = True
     confirms_removal: bool = True
+
+
+class Chances(NamedTuple):
+    """Where those who ask for the same may stand in line, while pools, policies and nodes are what they are.
+
+    pools: that can ever take it, most preferred first, with who asks and what for in each. aside: in one of them it
+    would stand aside at first.
+    """
+
+    pools: tuple[tuple[Pool, Account, Need], ...]
+    aside: bool
+
+    def at_once(self, preemptible: bool) -> Pool | None:
+        """The pool in which a newcomer is granted without standing in line. That is so only where nobody waits in
+        any of its pools: each walk would begin and end with it."""
+        if self.aside:
+            return None
+        for pool, _, _ in self.pools:
+            if pool.queue.groups:
+                return None
+        for pool, account, need in self.pools:
+            if pool.grants_at_once(account, need, preemptible):
+                return pool
+        return None
 
 
 class Broker:
@@ -96,7 +129,9 @@ class Broker:
         self._serial = 0
         self._deadlines: list[tuple[float, int, str, str]] = []
         self._instructions: list[Instruction] = []
-        self._misfits: dict[Any, Misfit | None] = {}
+        self._asks = Asks()
+        self._chances: dict[Ask, Chances] = {}
+        self._misfits: dict[tuple[str, Ask], Misfit | None] = {}
         self._first: list[Pool] = []
         self._appliers: dict[type, Callable[[Any], None]] = {
             ev.Submitted: self._submitted,
@@ -160,15 +195,47 @@ class Broker:
     def _submitted(self, event: ev.Submitted) -> None:
         spec = event.spec
         self.refuse_if_taken(spec.id)
+        ask = self._asks.of(spec)
         number = self._number_for(spec)
-        request = self.requests[spec.id] = Request(spec, number, self.now, event.job, event.holder)
+        request = Request(ask, spec.id, spec.retry_of, number, self.now, event.job, event.holder)
+        self.requests[request.id] = request
         self._set_status(request, Status.PENDING)
-        if self.unmanaged == "allow" and spec.pool is None and not self._pools_of(request.owner):
+        at_once = self._chances_of(request).at_once(ask.preemptible)
+        if at_once is not None:
+            request.accepted = True
+            allocation = self._new_allocation(request, at_once, opportunistic=False)
+            at_once.charge(allocation)
+            self._place(allocation)
+        elif self.unmanaged == "allow" and spec.pool is None and not self._pools_of(request.owner):
             self._grant_unpooled(request)
         else:
             self._stand_in_line(request)
             request.accepted = True
             self._first = by_preference(request)
+
+    def _chances_of(self, request: Request) -> Chances:
+        """Worked out once for all that ask for the same; forgotten by `_judge_anew`."""
+        chances = self._chances.get(request.ask)
+        if chances is None:
+            pools = [
+                pool
+                for pool in self._pools_to_try(request, [])
+                if pool.ineligible(request.owner, request.demand, request.preemptible) is None
+            ]
+            pools.sort(key=lambda pool: (-pool.priority(request), pool.name))
+            chances = Chances(
+                tuple((pool, pool.ledger.accounts[request.owner], pool.need(request)) for pool in pools),
+                any(self._infeasible(request, pool) is not None for pool in pools),
+            )
+            if len(self._chances) >= CHANCES_KEPT:
+                self._chances.clear()
+            self._chances[request.ask] = chances
+        return chances
+
+    def _judge_anew(self) -> None:
+        """Pools, policies or nodes are others: where anybody may stand in line has to be worked out again."""
+        self._chances.clear()
+        self._misfits.clear()
 
     def refuse_if_taken(self, request_id: str) -> None:
         if request_id in self.requests:
@@ -181,7 +248,7 @@ class Broker:
             lost is not None
             and isinstance(lost.reason, NodeLost | GroupLost)
             and lost.status is Status.CANCELLED
-            and lost.spec.on_node_loss != "fail"
+            and lost.ask.spec.on_node_loss != "fail"
             and lost.owner == spec.owner
             and not lost.taken_up
         ):
@@ -206,7 +273,7 @@ class Broker:
                 pool.enqueue(request)
                 self._cycle.touch(pool)
             elif request.accepted or not isinstance(aside, Infeasible) or pool.spec.infeasible == "wait":
-                request.held_out[pool.name] = aside
+                request.held_out = {**request.held_out, pool.name: aside}
                 if isinstance(aside, PlacementBackOff):
                     self._push_deadline(aside.until, request, "back-off")
         if not request.queued and not request.held_out:
@@ -225,9 +292,8 @@ class Broker:
     def _rejoin(self, request: Request, over: type[Reason]) -> None:
         """What held it out somewhere may be over: it stands in line there again, if nothing else does."""
         names = [name for name, reason in request.held_out.items() if isinstance(reason, over)]
-        for name in names:
-            del request.held_out[name]
         if names:
+            request.held_out = {name: reason for name, reason in request.held_out.items() if name not in names}
             self._stand_in_line(request, only=names)
 
     def _rejection(self, request: Request) -> Reason:
@@ -242,7 +308,7 @@ class Broker:
 
     def _pools_to_try(self, request: Request, tried: list[Reason]) -> list[Pool]:
         component, component_type = request.owner
-        pin = request.spec.pool
+        pin = request.ask.spec.pool
         if pin is not None:
             pool = self.pools.get(pin)
             if pool is not None and request.owner in pool.policies:
@@ -259,10 +325,10 @@ class Broker:
         if request.mark is not None:
             del request.mark.marked[request]
             request.mark = None
-        for pool in list(request.queued.values()):
+        for pool in request.queued.values():
             pool.dequeue(request)
             self._cycle.touch(pool)
-        request.held_out.clear()
+        request.held_out = NONE
 
     def _known(self, request_id: str) -> Request:
         request = self.requests.get(request_id)
@@ -277,58 +343,55 @@ class Broker:
                 f"request '{request.id}' belongs to job {request.job}, and only that job gives it back; "
                 f"`raypool request cancel {request.id}` is the operator's way"
             )
-        ends_as = {
-            Status.PENDING: Status.CANCELLED,
-            Status.ALLOCATED: Status.RELEASED,
-            Status.PREEMPTING: _left_as(request),
-        }
-        self._finish(request, ends_as, Told("given back by its owner"))
+        self._finish(request, Status.RELEASED, GIVEN_BACK)
 
     def _bound_to_actor(self, event: ev.BoundToActor) -> None:
         self._known(event.request).actor = event.actor
 
     def _cancelled(self, event: ev.Cancelled) -> None:
-        request = self._known(event.request)
-        ends_as = {
-            Status.PENDING: Status.CANCELLED,
-            Status.ALLOCATED: Status.CANCELLED,
-            Status.PREEMPTING: _left_as(request),
-        }
-        self._finish(request, ends_as, Told(event.reason))
+        self._finish(self._known(event.request), Status.CANCELLED, Told(event.reason))
 
-    def _finish(self, request: Request, ends_as: dict[Status, Status], reason: Reason) -> None:
-        """Ends it for somebody outside; an ended one stays as it is."""
-        assert request.status is not None
-        to = ends_as.get(request.status)
-        if to is not None and request.status is Status.PREEMPTING:
-            self._end(request, to, request.reason)  # why it had to go says more than who let go
-        elif to is not None:
-            self._end(request, to, reason)
+    def _finish(self, request: Request, if_it_runs: Status, reason: Reason) -> None:
+        """Ends it for somebody outside; an ended one stays as it is. if_it_runs: how one that runs ends."""
+        if request.status is Status.ALLOCATED:
+            self._end(request, if_it_runs, reason)
+        elif request.status is Status.PENDING:
+            self._end(request, Status.CANCELLED, reason)
+        elif request.status is Status.PREEMPTING:
+            self._end(request, _left_as(request), request.reason)  # why it had to go says more than who let go
 
     def _end(self, request: Request, to: Status, reason: Reason | None) -> None:
         """A terminal status; what it holds begins to leave."""
         current = request.current
         if current is not None and current.placed:
             self._note_lifetime(current, whole=request.status is Status.ALLOCATED and isinstance(reason, Told))
-        self._leave_the_lines(request)
+        if request.queued or request.held_out:
+            self._leave_the_lines(request)
         request.ended_at = self.now
         request.deadline = None
         self._set_status(request, to, reason)
         if current is not None:
             self._take_back(current)
         self._ended[request.id] = None
-        self._forget_the_oldest()
+        if len(self._ended) > self.ended_kept:
+            self._forget_the_oldest()
 
     def _note_lifetime(self, allocation: Allocation, whole: bool) -> None:
         """whole: it ended by itself, not for somebody else, a lost node, or its own limit."""
         request, pool = allocation.request, allocation.pool
         if pool is not None and pool.name in self.pools and request.granted_at is not None:
-            lasted, most = self.now - request.granted_at, request.spec.max_duration_seconds
-            kind = (pool.name, *request.owner, size_class(request.demand))
-            self.lifetimes.setdefault(kind, Lifetimes()).add(lasted, whole)
+            ask, lasted = request.ask, self.now - request.granted_at
+            self._lifetimes_of((pool.name, *ask.owner, ask.size_class)).add(lasted, whole)
+            most = ask.spec.max_duration_seconds
             if most is not None:
-                kind = (pool.name, *request.owner, share_class(most))
-                self.lifetimes.setdefault(kind, Lifetimes()).add(lasted / most * ALL_OF_IT, whole)
+                kind = (pool.name, *ask.owner, share_class(most))
+                self._lifetimes_of(kind).add(lasted / most * ALL_OF_IT, whole)
+
+    def _lifetimes_of(self, kind: Kind) -> Lifetimes:
+        lifetimes = self.lifetimes.get(kind)
+        if lifetimes is None:
+            lifetimes = self.lifetimes[kind] = Lifetimes()
+        return lifetimes
 
     def _forgotten(self, event: ev.Forgotten) -> None:
         request = self._known(event.request)
@@ -344,11 +407,10 @@ class Broker:
 
     def _forget_the_oldest(self) -> None:
         excess = len(self._ended) - self.ended_kept
-        if excess > 0:
-            for request_id in [one for _, one in zip(range(excess), self._ended, strict=False)]:
-                allocation = self.requests[request_id].allocation
-                if allocation is None or not allocation.in_the_way:
-                    self._forget(request_id)
+        for request_id in list(islice(self._ended, excess)):
+            allocation = self.requests[request_id].allocation
+            if allocation is None or not allocation.in_the_way:
+                self._forget(request_id)
 
     def _forget(self, request_id: str) -> None:
         del self.requests[request_id]
@@ -364,10 +426,10 @@ class Broker:
 
     def grant(self, request: Request, pool: Pool, opportunistic: bool) -> None:
         """Charges the request to the pool; it is allocated once its placement group is ready."""
-        self._leave_the_lines(request)
         allocation = self._new_allocation(request, pool, opportunistic)
-        pool.charge(allocation)
-        self._changed(pool)
+        pool.grant(allocation)
+        self._cycle.touch(pool)
+        self._leave_the_lines(request)
         self._place(allocation)
 
     def _grant_unpooled(self, request: Request) -> None:
@@ -427,14 +489,14 @@ class Broker:
             )
             holder.preempted_by = request.id
             self._ask_to_leave(allocation, reason)
-        self._changed(pool)
+        self._cycle.touch(pool)
 
     def _ask_to_leave(self, allocation: Allocation, reason: Reason) -> None:
         """From now on its charge counts as leaving; it has its grace, or goes at once."""
         holder, pool = allocation.request, allocation.pool
         self._set_status(holder, Status.PREEMPTING, reason)
         if pool is not None:
-            pool.ledger.mark_leaving(allocation)
+            pool.mark_leaving(allocation)
         allocation.leaving = True
         grace = self._grace_seconds(holder, pool)
         if grace > 0:
@@ -446,7 +508,7 @@ class Broker:
 
     def _grace_seconds(self, request: Request, pool: Pool | None) -> float:
         """Where there is no pool, nobody waits for the room: its own word stands."""
-        asked = request.spec.grace_seconds
+        asked = request.ask.spec.grace_seconds
         if pool is None:
             return asked or 0.0
         return pool.spec.grace_seconds if asked is None else min(asked, pool.spec.grace_seconds)
@@ -461,8 +523,8 @@ class Broker:
         """Its group shall go; it stays charged until that is confirmed."""
         pool = allocation.pool
         if pool is not None and not allocation.leaving:
-            pool.ledger.mark_leaving(allocation)
-            self._changed(pool)
+            pool.mark_leaving(allocation)
+            self._cycle.touch(pool)
         allocation.leaving = True
         if self.world.confirms_removal:
             self._instructions.append(RemovePlacementGroup(allocation.request.id, allocation.attempt))
@@ -474,16 +536,17 @@ class Broker:
         if allocation.pool is not None:
             pool = allocation.pool
             if allocation.phantom:
-                pool.ledger.free_phantom(allocation)
+                pool.free_phantom(allocation)
             else:
-                pool.ledger.discharge(allocation)
+                pool.discharge(allocation)
             pool.lowered = pool.lowered and (bool(pool.ledger.phantoms) or any(pool.ledger.allocations()))
-            self._changed(pool)
-        self._unpooled.pop(allocation.serial, None)
+            self._cycle.touch(pool)
+        else:
+            del self._unpooled[allocation.serial]
         allocation.leaving = allocation.phantom = False
         allocation.gone = True
         request = allocation.request
-        if request.waiting and allocation is request.allocation:
+        if request.held_out and request.waiting and allocation is request.allocation:
             self._rejoin(request, EarlierGroupLeaving)
 
     def _becomes_phantom(self, allocation: Allocation) -> None:
@@ -492,11 +555,9 @@ class Broker:
         pool = allocation.pool
         if pool is not None:
             if not allocation.leaving:
-                pool.ledger.mark_leaving(allocation)
-            pool.ledger.discharge(allocation)
-            allocation.need = pool.in_ray(allocation.need)
-            pool.ledger.hold_phantom(allocation)
-            self._changed(pool)
+                pool.mark_leaving(allocation)
+            pool.hold_phantom(allocation)
+            self._cycle.touch(pool)
         allocation.leaving, allocation.phantom = False, True
 
     def _back_to_its_place(self, allocation: Allocation) -> None:
@@ -551,7 +612,7 @@ class Broker:
             self._becomes_phantom(allocation)
         else:
             if pool is not None and not allocation.leaving:
-                pool.ledger.mark_leaving(allocation)
+                pool.mark_leaving(allocation)
             allocation.leaving = True
             self._gone(allocation)
         if still_wanted and pool is None:
@@ -560,7 +621,8 @@ class Broker:
             request.placement_failures += 1
             tries = request.placement_failures
             until = self.now + min(BACK_OFF_SECONDS * 2 ** (tries - 1), BACK_OFF_MOST_SECONDS)
-            request.back_offs[pool.name] = PlacementBackOff(pool.name, event.why, tries, until)
+            back_off = PlacementBackOff(pool.name, event.why, tries, until)
+            request.back_offs = {**request.back_offs, pool.name: back_off}
             self._stand_in_line(request)
 
     def _placement_removed(self, event: ev.PlacementRemoved) -> None:
@@ -605,7 +667,7 @@ class Broker:
         """Who has lost a node ends whole: two gangs that lack members could wait for each other for ever.
         Who was infeasible may have a node now; who could run may have lost it."""
         self.nodes = event.nodes
-        self._misfits.clear()
+        self._judge_anew()
         for request in sorted(self.requests.values(), key=lambda one: one.number):
             allocation = request.current
             if allocation is not None and allocation.placed and (node := self._lost_node(allocation)) is not None:
@@ -626,10 +688,10 @@ class Broker:
 
     def _node_lost(self, allocation: Allocation, node: str) -> None:
         request = allocation.request
-        if request.spec.on_node_loss != "wait" or request.status is Status.PREEMPTING:
+        if request.ask.spec.on_node_loss != "wait" or request.status is Status.PREEMPTING:
             self._end_with_its_node(allocation, NodeLost(node))
         elif allocation.repair_until is None:
-            allocation.repair_until = self.now + request.spec.repair_seconds
+            allocation.repair_until = self.now + request.ask.spec.repair_seconds
             self._push_deadline(allocation.repair_until, request, "repair")
 
     def _repair_is_over(self, request: Request) -> None:
@@ -638,13 +700,13 @@ class Broker:
         allocation.repair_until = None
         node = self._lost_node(allocation)
         if node is not None:
-            self._end_with_its_node(allocation, NodeLost(node, request.spec.repair_seconds))
+            self._end_with_its_node(allocation, NodeLost(node, request.ask.spec.repair_seconds))
 
     def _end_with_its_node(self, allocation: Allocation, reason: NodeLost) -> None:
         """Its room is kept for a moment, for the request that takes it up: the place in line alone would
         come too late."""
         request = allocation.request
-        may_be_taken_up = request.status is Status.ALLOCATED and request.spec.on_node_loss != "fail"
+        may_be_taken_up = request.status is Status.ALLOCATED and request.ask.spec.on_node_loss != "fail"
         if may_be_taken_up and allocation.pool is not None and self.world.confirms_removal:
             allocation.kept_until = self.now + TAKE_UP_SECONDS
             self._push_deadline(allocation.kept_until, request, "take-up")
@@ -664,7 +726,7 @@ class Broker:
             self._cycle.unmark(request)
         pool.dequeue(request)
         self._cycle.touch(pool)
-        request.held_out[pool.name] = reason
+        request.held_out = {**request.held_out, pool.name: reason}
 
     def _waiting(self) -> list[Request]:
         return [request for request in self.requests.values() if request.waiting]
@@ -673,10 +735,7 @@ class Broker:
         """Whether no present node could ever hold it, even when empty. Unknown nodes hold anything."""
         if self.nodes is None:
             return None
-        spec = request.spec
-        key = (pool.name, spec.resources and spec.resources.model_dump_json(), spec.workers, spec.strategy)
-        if spec.bundles is not None:
-            key = (*key, tuple(bundle.model_dump_json() for bundle in spec.bundles))  # type: ignore[assignment]
+        spec, key = request.ask.spec, (pool.name, request.ask)
         if key not in self._misfits:
             rooms = {n.id: n.resources for n in self.nodes if n.has_labels(pool.spec.node_labels)}
             found = find_nodes(self.bundles(spec, pool), spec.strategy, rooms)
@@ -700,11 +759,11 @@ class Broker:
 
     def _duration_is_over(self, request: Request) -> None:
         """It leaves as a victim does, and nobody takes its room by right."""
-        allocation, most = request.current, request.spec.max_duration_seconds
+        allocation, most = request.current, request.ask.spec.max_duration_seconds
         assert allocation is not None and most is not None, request
         self._ask_to_leave(allocation, RanTooLong(most))
         if allocation.pool is not None:
-            self._changed(allocation.pool)
+            self._cycle.touch(allocation.pool)
 
     def push_deadlines_of(self, request: Request) -> None:
         """All that is due for it: for a broker that was read back."""
@@ -785,7 +844,7 @@ class Broker:
         for name in names:
             del self.pools[name]
         link(self.pools)
-        self._misfits.clear()
+        self._judge_anew()
         self._forget_lifetimes()
 
     def _forget_lifetimes(self) -> None:
@@ -886,7 +945,7 @@ class Broker:
             if old is not None:
                 self._charge_again(old, new)
         link(self.pools)
-        self._misfits.clear()
+        self._judge_anew()
         for name in changed:
             self._cycle.touch(self.pools[name])
         for request in self._waiting():

@@ -17,10 +17,10 @@ from operator import attrgetter
 from raypool.core.broker import Broker, World
 from raypool.core.lifetimes import Lifetimes
 from raypool.core.pool import Pool
-from raypool.core.queue import Group
 from raypool.core.reasons import GroupLost, NodeLost
 from raypool.core.request import Allocation, Request
 from raypool.core.snapshot import charge_what_is_held
+from raypool.core.walk import rank
 
 # All slots of one, and what puts each into another: a copy of thousands is made while somebody waits.
 _request_slots = attrgetter(*Request.__slots__)
@@ -44,7 +44,7 @@ def copy_of(broker: Broker, world: World | None = None, short_for: str | None = 
     twin.lifetimes = {kind: Lifetimes.of(found.row()) for kind, found in broker.lifetimes.items()}
     twin._number, twin._serial = broker._number, broker._serial
     twin._deadlines = broker._deadlines[:]
-    twin._misfits = dict(broker._misfits)
+    twin._asks, twin._misfits = broker._asks, dict(broker._misfits)
     for name, pool in broker.pools.items():
         new = twin.pools[name] = Pool(pool.spec, pool.policies)
         new.neighbours, new.lowered = pool.neighbours, pool.lowered
@@ -75,9 +75,9 @@ def _left_out(broker: Broker, keep: str) -> set[Request]:
     waiting: set[Request] = set()
     for pool in broker.pools.values():
         first.update(pool.marked)
-        groups = sorted(pool.queue.groups.values(), key=lambda group: group.entry()[:3])
+        groups = sorted(pool.queue.groups.values(), key=lambda group: rank(group.account, group, group.first.number))
         for group in groups[:SHORT_GROUPS]:
-            first.update(islice(group.members.values(), SHORT_MEMBERS))
+            first.update(islice(group.members, SHORT_MEMBERS))
         waiting.update(pool.queue)
     return waiting - first
 
@@ -86,9 +86,8 @@ def _request_of(request: Request, twin: Broker) -> Request:
     new = Request.__new__(Request)
     for put, value in zip(_PUT_IN_REQUEST, _request_slots(request), strict=True):
         put(new, value)
-    new.held_out = request.held_out.copy()
-    new.back_offs = request.back_offs.copy()
-    new.queued = {name: twin.pools[name] for name in request.queued}
+    if request.queued:
+        new.queued = {name: twin.pools[name] for name in request.queued}
     new.mark = None if request.mark is None else twin.pools[request.mark.name]
     if request.allocation is not None:
         new.allocation = _allocation_of(request.allocation, new, twin)
@@ -108,12 +107,8 @@ def _allocation_of(allocation: Allocation, request: Request, twin: Broker) -> Al
 def _line_up(pool: Pool, new: Pool, requests: dict[str, Request]) -> None:
     """The same groups in the same order, and the same marks."""
     for key, group in pool.queue.groups.items():
-        own = Group(key, new.ledger.accounts[group.account.owner])
-        for number, member in group.members.items():
-            twin = requests.get(member.id)
-            if twin is not None:
-                own.members[number] = twin
-        if own.members:
-            new.queue.groups[key] = own
+        members = [requests[member.id] for member in group.members if member.id in requests]
+        if members:
+            new.queue.add_group(key, new.ledger.accounts[group.account.owner], members)
     for request in pool.marked:
         new.marked[requests[request.id]] = None

@@ -14,7 +14,7 @@ broker that it is given (`Acts`) carries out a grant or an eviction.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from raypool.core.pool import Pool, by_preference
@@ -39,20 +39,22 @@ class Cycle:
         self.touched: dict[str, None] = {}
 
     def touch(self, pool: Pool) -> None:
-        for name in pool.neighbours:
-            self.touched[name] = None
+        if len(pool.neighbours) > 1 or pool.queue.groups:  # where nobody waits there is nothing to decide
+            for name in pool.neighbours:
+                self.touched[name] = None
 
-    def run(self, first: list[Pool] | None = None) -> None:
-        while True:
-            order = self._visiting_order(first or [])
+    def run(self, first: Iterable[Pool] = ()) -> None:
+        while self.touched:
+            order = self._visiting_order(first)
             if not (self._grant(order) or self._mark(order) or self._evict(order) or self._backfill(order)):
                 break
         self.touched.clear()
 
-    def _visiting_order(self, first: list[Pool]) -> list[Pool]:
+    def _visiting_order(self, first: Iterable[Pool]) -> list[Pool]:
         names = dict.fromkeys(pool.name for pool in first)
         names.update(dict.fromkeys(sorted(self.touched)))
-        return [self.pools[name] for name in names if name in self.pools]
+        pools = [self.pools[name] for name in names if name in self.pools]
+        return [pool for pool in pools if pool.queue.groups]
 
     # --- step 1 -------------------------------------------------------------------------------
 
@@ -74,11 +76,11 @@ class Cycle:
             if outcome.marks_done:
                 continue
             outcome.marks_done = True
-            for request in list(pool.marked):
+            for request in outcome.doubtful_marks():
                 if request not in outcome.set_aside and request is not outcome.blocked:
                     self.unmark(request)
                     changed = True
-            for request in outcome.set_aside:
+            for request in outcome.newly_aside():
                 if request.mark is None:
                     self.mark(request, pool)
                     changed = True

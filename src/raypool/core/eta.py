@@ -261,7 +261,7 @@ def slice_of(key: int, future: int) -> float:
 
 def _latest_arrivals(broker: Broker) -> Arrivals:
     """Who came lately, first come first; what was asked again is not new."""
-    fresh = [one for one in broker.requests.values() if one.spec.retry_of is None]
+    fresh = [one for one in broker.requests.values() if one.retry_of is None]
     fresh.sort(key=lambda one: (one.submitted_at, one.number))
     return [(one.submitted_at, one.spec) for one in fresh[-ARRIVALS_MOST:]]
 
@@ -269,7 +269,7 @@ def _latest_arrivals(broker: Broker) -> Arrivals:
 def _asks_again(broker: Broker) -> bool:
     """Whether those who are evicted ask again, as decorated tasks do and most leases do not: what most did lately."""
     evicted = [one.id for one in broker.requests.values() if one.status is Status.PREEMPTED]
-    taken_up = {one.spec.retry_of for one in broker.requests.values()}
+    taken_up = {one.retry_of for one in broker.requests.values()}
     return 2 * sum(id in taken_up for id in evicted) >= len(evicted)
 
 
@@ -285,7 +285,7 @@ class Survivals:
         for request in broker.requests.values():
             pool, since = request.pool, request.granted_at
             if request.status is Status.ALLOCATED and since is not None and pool is not None:
-                age, most = now - since, request.spec.max_duration_seconds
+                age, most = now - since, request.ask.spec.max_duration_seconds
                 self._still_runs((pool, *request.owner, size_class(request.demand)), age)
                 if most is not None:
                     self._still_runs((pool, *request.owner, share_class(most)), age / most * ALL_OF_IT)
@@ -298,7 +298,7 @@ class Survivals:
         """How many seconds longer it lasts: `share` of those like it that got so old end before."""
         assert allocation.pool is not None
         request, pool = allocation.request, allocation.pool.name
-        most = request.spec.max_duration_seconds
+        most = request.ask.spec.max_duration_seconds
         if most is not None:
             used = self._survival((pool, *request.owner, share_class(most)))
             if used.seen >= ENOUGH:

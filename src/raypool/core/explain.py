@@ -99,7 +99,7 @@ class Explanation:
         ranked = [
             (rank(group.account, group, member.number), member)
             for group in self.pool.queue.groups.values()
-            for member in group.members.values()
+            for member in group.members
         ]
         ranked.sort(key=lambda pair: pair[0])
         return [member for _, member in ranked]

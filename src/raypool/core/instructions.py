@@ -6,15 +6,14 @@ reads the same list.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from raypool.core.reasons import Reason
 from raypool.core.status import Status
 from raypool.spec import RequestSpec
 
 
-@dataclass(frozen=True, slots=True)
-class CreatePlacementGroup:
+class CreatePlacementGroup(NamedTuple):
     """Make room on nodes for a grant, then answer PlacementReady or PlacementFailed.
 
     `attempt` tells the grants of one request apart: it may be granted again after it went back to
@@ -26,16 +25,14 @@ class CreatePlacementGroup:
     pool: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class RemovePlacementGroup:
+class RemovePlacementGroup(NamedTuple):
     """Remove the grant's group (once it is created, never before), then answer PlacementRemoved."""
 
     request: str
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class WarnHolder:
+class WarnHolder(NamedTuple):
     """Tell the holder that its group will be removed at `deadline` (seconds, the clock of `handle`)."""
 
     request: str
@@ -43,8 +40,7 @@ class WarnHolder:
     reason: Reason
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeStatus:
+class ChangeStatus(NamedTuple):
     """Tell everybody who waits for this request: its status is now `to`."""
 
     request: str

@@ -35,6 +35,9 @@ def _figures_add_up(pool: Pool) -> None:
             assert account.staying[key] == sum(dict(one.need).get(key, 0) for one in staying), (pool.name, name)
             leaving = sum(dict(one.need).get(key, 0) for one in account.leavers.values())
             assert account.used[key] == account.staying[key] + leaving, (pool.name, name)
+        for priority, accounts in ledger.by_priority:
+            loose = sum(account.staying[key] - account.firm[key] for account in accounts)
+            assert ledger.loose[priority][key] == loose, f"{pool.name}: preemptible {name} of {priority}"
         used = sum(account.used[key] for account in ledger.accounts.values())
         phantom = sum(dict(one.need).get(key, 0) for one in ledger.phantoms.values())
         assert ledger.phantom[key] == phantom, f"{pool.name}: phantom {name} does not add up"

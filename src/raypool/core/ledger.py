@@ -7,6 +7,7 @@ Figures are lists of integers, one per metered key of the pool. Equations that a
     leaving[k]             == sum of the needs of leaving allocations
     account.staying[k]     == account.used[k] - what of it is leaving
     account.firm[k]        == what of account.staying[k] is not preemptible
+    loose[priority][k]     == what of account.staying[k] is preemptible, over all accounts of that priority
 
 A phantom is charged to no policy, so it eats nobody's limit or reserve, and nobody waits for it to leave.
 `free` may be negative: the pool was made smaller while in use. The ledger counts; it does not decide.
@@ -18,9 +19,22 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from itertools import groupby
+from operator import attrgetter
 
 from raypool.core.request import Allocation, Need
-from raypool.spec import UNMETERED_UNLESS_LISTED, Demand, PolicySpec, PoolSpec
+from raypool.spec import UNMETERED_UNLESS_LISTED, PolicySpec, PoolSpec
+
+_priority = attrgetter("priority")
+
+
+def is_room(free: list[int], standing: Standing, need: Need) -> bool:
+    """Room for it now in what is free, under its limit with those leaving counted."""
+    used, limit = standing.used, standing.limit
+    for key, amount in need:
+        if amount > free[key] or used[key] + amount > limit[key]:
+            return False
+    return True
 
 
 class Standing:
@@ -116,6 +130,11 @@ class Ledger:
         self.free = self.capacity[:]
         self.leaving = [0] * len(self.keys)
         self.accounts = {owner: Account(policy, self) for owner, policy in sorted(policies.items())}
+        self.by_priority = [
+            (priority, list(accounts))
+            for priority, accounts in groupby(sorted(self.accounts.values(), key=_priority), key=_priority)
+        ]
+        self.loose = {priority: [0] * len(self.keys) for priority, _ in self.by_priority}
         self.leavers: dict[int, Allocation] = {}
         self.phantom = [0] * len(self.keys)
         self.phantoms: dict[int, Allocation] = {}
@@ -124,7 +143,11 @@ class Ledger:
         """Whether the pool counts this key; one that it does not list has capacity 0 (semantics 2)."""
         return key in self.index or key not in UNMETERED_UNLESS_LISTED
 
-    def need(self, demand: Demand) -> Need:
+    def is_free(self, need: Need) -> bool:
+        """Room for it, whoever asks."""
+        return all(amount <= self.free[key] for key, amount in need)
+
+    def need(self, demand: Mapping[str, int]) -> Need:
         """The demand by key index. Keys that the pool does not list are left out: check them before."""
         index = self.index
         return tuple(sorted((index[key], amount) for key, amount in demand.items() if key in index))
@@ -142,6 +165,9 @@ class Ledger:
         if allocation.preemptible:
             account.loose_grants[allocation.serial] = allocation
             account.opportunists += allocation.opportunistic
+            loose = self.loose[account.priority]
+            for key, amount in allocation.need:
+                loose[key] += amount
         else:
             account.firm_grants[allocation.serial] = allocation
 
@@ -159,6 +185,9 @@ class Ledger:
         if allocation.preemptible:
             del account.loose_grants[allocation.serial]
             account.opportunists -= allocation.opportunistic
+            loose = self.loose[account.priority]
+            for key, amount in allocation.need:
+                loose[key] -= amount
         else:
             del account.firm_grants[allocation.serial]
         account.leavers[allocation.serial] = allocation

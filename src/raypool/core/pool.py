@@ -1,21 +1,25 @@
-"""A pool: its spec and policies, its ledger, its queue, and the outcome of the last walk over it.
+"""A pool: its spec and policies, its ledger, its queue, and the walk over it.
 
-The outcome is kept until something changes that a walk can see: figures, queue, marks, policies.
-`stale()` says so; nothing else may forget an outcome.
+Whatever changes the figures, the queue or a mark goes through here, so that the walk hears of it: it goes on where
+it ended, or is `stale` and begins anew.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from raypool.core.ledger import Ledger
-from raypool.core.queue import Queue
+from raypool.core.asks import Ask
+from raypool.core.ledger import Account, Ledger, is_room
+from raypool.core.queue import Group, Queue
 from raypool.core.reasons import Ineligible, Reason
-from raypool.core.request import Allocation, Need, Request
-from raypool.core.walk import Figures, Outcome, rank, walk
-from raypool.spec import GPU, MCPU, MEMORY_MB, Demand, PolicySpec, PoolSpec
+from raypool.core.request import NONE, Allocation, Need, Request
+from raypool.core.resumable import ResumableWalk
+from raypool.spec import GPU, MCPU, MEMORY_MB, PolicySpec, PoolSpec
 
 Owner = tuple[str, str]
+
+NEEDS_KEPT = 10_000
+"""Of so many kinds of requests it is kept what they need in the pool's keys."""
 
 
 class Pool:
@@ -37,11 +41,13 @@ class Pool:
         self.arrivals = 0  # requests that joined the queue, so far
         self.explanation: object = None  # see explain.py
         self.lowered = False  # capacity, a reserve or a limit was lowered under work that still runs
-        self._outcome: Outcome | None = None
+        self._walk: ResumableWalk | None = None
+        self._needs: dict[Ask, Need] = {}
+        self._only_here: Mapping[str, Pool] = {self.name: self}
 
     # --- eligibility (semantics 2) ------------------------------------------------------------
 
-    def ineligible(self, owner: Owner, demand: Demand, preemptible: bool) -> Reason | None:
+    def ineligible(self, owner: Owner, demand: Mapping[str, int], preemptible: bool) -> Reason | None:
         """Why a request can never be granted here, whatever is in use; None if it can."""
         account = self.ledger.accounts[owner]
         ledger = self.ledger
@@ -61,7 +67,19 @@ class Pool:
 
     def need(self, request: Request) -> Need:
         """The request's demand in this pool's keys."""
-        return self.ledger.need(request.demand)
+        need = self._needs.get(request.ask)
+        if need is None:
+            if len(self._needs) >= NEEDS_KEPT:
+                self._needs.clear()
+            need = self._needs[request.ask] = self.ledger.need(request.demand)
+        return need
+
+    def grants_at_once(self, account: Account, need: Need, preemptible: bool) -> bool:
+        """Whether a walk would grant it, if nobody else waited here."""
+        ledger = self.ledger
+        if not account.inside_reserve(need, preemptible) and (not preemptible or account.over_limit(need)):
+            return False
+        return is_room(ledger.free, account, need)
 
     def charge(self, allocation: Allocation) -> None:
         """Counts a grant here, as staying, leaving or phantom, whichever it is. Whoever had it in his figures
@@ -70,11 +88,47 @@ class Pool:
         if allocation.phantom:
             allocation.need = self.in_ray(allocation.need)
             self.ledger.hold_phantom(allocation)
-            return
-        leaving, allocation.leaving = allocation.leaving, False
-        self.ledger.charge(allocation, self.ledger.accounts[allocation.request.owner])
-        if leaving:
-            self.ledger.mark_leaving(allocation)
+        else:
+            leaving, allocation.leaving = allocation.leaving, False
+            account = self.ledger.accounts[allocation.request.owner]
+            self.ledger.charge(allocation, account)
+            if leaving:
+                self.ledger.mark_leaving(allocation)
+            self.queue.account_changed(account)
+        self.stale()
+
+    def grant(self, allocation: Allocation) -> None:
+        """Counts a grant of one that waits here, and takes it out of the line."""
+        request = allocation.request
+        group = self._take_out(request)[0]
+        allocation.need = group.need
+        self.ledger.charge(allocation, group.account)
+        self.queue.account_changed(group.account)
+        self._hear(self._walk is not None and self._walk.granted_here(request, group))
+
+    def mark_leaving(self, allocation: Allocation) -> None:
+        """It stays charged, but will go."""
+        account = allocation.account
+        assert account is not None, allocation
+        self.ledger.mark_leaving(allocation)
+        self.queue.account_changed(account)
+        self._hear(self._walk is not None and self._walk.eased(account))
+
+    def discharge(self, allocation: Allocation) -> None:
+        """What was leaving is gone."""
+        self.ledger.discharge(allocation)
+        self._hear(self._walk is not None and self._walk.freed())
+
+    def hold_phantom(self, allocation: Allocation) -> None:
+        """What was leaving is gone, and its room has not come back."""
+        self.ledger.discharge(allocation)
+        allocation.need = self.in_ray(allocation.need)
+        self.ledger.hold_phantom(allocation)
+        self.stale()
+
+    def free_phantom(self, allocation: Allocation) -> None:
+        self.ledger.free_phantom(allocation)
+        self._hear(self._walk is not None and self._walk.freed())
 
     def in_ray(self, need: Need) -> Need:
         """What of it stands for resources of Ray's. The rest (licences, `step_run`) the broker counts alone
@@ -86,34 +140,44 @@ class Pool:
 
     def enqueue(self, request: Request) -> None:
         group = self.queue.add(request, self.need(request), self.ledger.accounts[request.owner])
-        request.queued[self.name] = self
+        request.queued = {**request.queued, self.name: self} if request.queued else self._only_here
         self.arrivals += 1
-        # In a strict pool nobody behind a blocked one is looked at: the outcome stands. (Judged on
-        # the figures before the set-asides, which may only push a request further back.)
-        outcome = self._outcome
-        if outcome is not None and outcome.blocked is not None and self.spec.queueing == "strict":
-            assert outcome.group is not None
-            head = rank(outcome.figures.standing(outcome.group.account), outcome.group, outcome.blocked.number)
-            if rank(group.account, group, request.number) > head:
-                return
-        self.stale()
+        if self._walk is None or not self._walk.arrived(request, group):
+            self.stale()
+        elif not self._walk.settled:
+            self.generation += 1
 
     def dequeue(self, request: Request) -> None:
-        self.queue.remove(request, self.need(request))
-        del request.queued[self.name]
-        self.stale()
+        """It waits here no more, and was not granted here."""
+        group, at = self._take_out(request)
+        self._hear(self._walk is not None and self._walk.left(request, group, at))
+
+    def _take_out(self, request: Request) -> tuple[Group, int]:
+        """Its group, and how many stood before it there."""
+        found = self.queue.remove(request, self.need(request))
+        left = {name: pool for name, pool in request.queued.items() if pool is not self}
+        request.queued = left or NONE
+        return found
 
     # --- the walk -----------------------------------------------------------------------------
 
     def stale(self) -> None:
-        """Something changed that a walk can see."""
-        self._outcome = None
+        """Something changed that a walk would have seen: the next one begins anew."""
+        self._walk = None
         self.generation += 1
 
-    def outcome(self) -> Outcome:
-        if self._outcome is None:
-            self._outcome = walk(self, self.queue, Figures(self.ledger))
-        return self._outcome
+    def _hear(self, goes_on: bool) -> None:
+        """Something changed; goes_on: the steps of the walk would be the same."""
+        if not goes_on:
+            self._walk = None
+        self.generation += 1
+
+    def outcome(self) -> ResumableWalk:
+        walk = self._walk
+        if walk is None or not walk.run():
+            walk = self._walk = ResumableWalk(self)
+            walk.run()
+        return walk
 
     def backfill(self) -> Request | None:
         """Whom step 4 would choose here."""

@@ -8,15 +8,21 @@ changed only by the broker and its cycle.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
+from raypool.core.asks import Ask
 from raypool.core.reasons import PlacementBackOff, Reason
 from raypool.core.status import Status
-from raypool.spec import Demand, RequestSpec
+from raypool.spec import RequestSpec
 
 if TYPE_CHECKING:
     from raypool.core.ledger import Account
     from raypool.core.pool import Pool
+
+NONE: Mapping[str, Any] = MappingProxyType({})
+"""What most requests have of most things by pool."""
 
 Need = tuple[tuple[int, int], ...]
 """A demand in one pool: (index of a metered key, amount > 0), ascending by index."""
@@ -82,9 +88,11 @@ class Allocation:
 class Request:
     """What somebody asked for, and its story so far.
 
+    ask: what it asks for, shared with all that ask for the same; retry_of: the request that it takes up again.
     mark: the pool in which room is being made for it (semantics 5, step 2).
     queued: the pools in whose queue it stands. held_out: the pools where it is eligible but stands
-    aside for now, each with the reason; it holds up nobody there.
+    aside for now, each with the reason; it holds up nobody there. These, and back_offs, are never changed in place:
+    most requests share theirs.
     job, holder, actor: with whose end it ends (server/owners.py): the Ray job, the process that asked, and
     the actor that it was bound to, which then stands for that process. The core only keeps them.
     accepted: it was not rejected when it was submitted; nodes that leave later only make it wait.
@@ -93,33 +101,39 @@ class Request:
     """
 
     __slots__ = (
-        "accepted", "actor", "allocation", "back_offs", "deadline", "demand", "ended_at", "granted_at", "grants",
-        "held_out", "holder", "id", "job", "mark", "number", "placement_failures", "preempted_by",
-        "preemptible", "queued", "reason", "spec", "status", "submitted_at", "taken_up",
+        "accepted", "actor", "allocation", "ask", "back_offs", "deadline", "ended_at", "granted_at", "grants",
+        "held_out", "holder", "id", "job", "mark", "number", "placement_failures", "preempted_by", "queued",
+        "reason", "retry_of", "status", "submitted_at", "taken_up",
     )  # fmt: skip
 
     def __init__(
-        self, spec: RequestSpec, number: int, now: float, job: str | None = None, holder: str | None = None
+        self,
+        ask: Ask,
+        id: str,
+        retry_of: str | None,
+        number: int,
+        now: float,
+        job: str | None = None,
+        holder: str | None = None,
     ) -> None:
-        self.spec = spec
-        self.id: str = spec.id
+        self.ask = ask
+        self.id = id
+        self.retry_of = retry_of
         self.number = number
         self.job = job
         self.holder = holder
         self.actor: str | None = None
-        self.demand: Demand = spec.demand()
-        self.preemptible = spec.is_preemptible
         self.status: Status | None = None
         self.reason: Reason | None = None
-        self.queued: dict[str, Pool] = {}
-        self.held_out: dict[str, Reason] = {}
+        self.queued: Mapping[str, Pool] = NONE
+        self.held_out: Mapping[str, Reason] = NONE
         self.mark: Pool | None = None
         self.allocation: Allocation | None = None
         self.accepted = False
         self.taken_up = False
         self.grants = 0
         self.placement_failures = 0
-        self.back_offs: dict[str, PlacementBackOff] = {}
+        self.back_offs: Mapping[str, PlacementBackOff] = NONE
         self.preempted_by: str | None = None
         self.submitted_at = now
         self.granted_at: float | None = None
@@ -127,13 +141,26 @@ class Request:
         self.deadline: float | None = None
 
     @property
+    def spec(self) -> RequestSpec:
+        """As it was submitted. Made when it is asked for; `ask.spec` has all but its name at no cost."""
+        return self.ask.spec_of(self.id, self.retry_of)
+
+    @property
     def owner(self) -> tuple[str, str]:
-        return self.spec.owner
+        return self.ask.owner
+
+    @property
+    def demand(self) -> Mapping[str, int]:
+        return self.ask.demand
+
+    @property
+    def preemptible(self) -> bool:
+        return self.ask.preemptible
 
     @property
     def detached(self) -> bool:
         """It outlives its job and the process that asked, until somebody releases it."""
-        return self.spec.lifetime == "detached"
+        return self.ask.spec.lifetime == "detached"
 
     @property
     def waiting(self) -> bool:
@@ -153,7 +180,7 @@ class Request:
     @property
     def may_run_until(self) -> float | None:
         """When its `max_duration_seconds` are over; None if it has none, or does not run yet."""
-        most = self.spec.max_duration_seconds
+        most = self.ask.spec.max_duration_seconds
         return None if most is None or self.granted_at is None else self.granted_at + most
 
     @property
@@ -165,7 +192,7 @@ class Request:
 
     def move(self, to: Status) -> None:
         """Changes the status. A move that semantics 8 does not list is our bug, told with the story."""
-        if self.status is not None and not self.status.may_become(to):
+        if self.status is not None and to not in self.status.moves:
             raise AssertionError(f"{self!r} may not become {to.value}")
         self.status = to
 

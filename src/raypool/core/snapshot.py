@@ -15,13 +15,14 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from raypool.core.asks import Asks
 from raypool.core.broker import Broker, World
 from raypool.core.history import History
 from raypool.core.lifetimes import lifetimes_of, rows_of
 from raypool.core.pool import Pool, link
-from raypool.core.reasons import PlacementBackOff
+from raypool.core.reasons import PlacementBackOff, Reason
 from raypool.core.records import nodes_of, plain, reason_of, version_of
-from raypool.core.request import Allocation, Request
+from raypool.core.request import NONE, Allocation, Request
 from raypool.core.status import Status
 from raypool.spec import BrokerConfig, PolicySpec, PoolSpec, RequestSpec
 
@@ -160,7 +161,7 @@ def broker_of(lines: Iterable[str], world: World | None = None) -> tuple[Broker,
             broker.pools[pool.name] = pool
             marked[pool.name] = row["pool"]["marked"]
         else:
-            request = _request_of(row["request"], broker.pools, former)
+            request = _request_of(row["request"], broker.pools, former, broker._asks)
             broker.requests[request.id] = request
     broker.history = History(BrokerConfig.load(head["before"]) if "before" in head else broker.config, versions)
     link(broker.pools)
@@ -187,25 +188,28 @@ def _pool_of(row: Mapping[str, Any]) -> Pool:
     return pool
 
 
-def _request_of(row: Mapping[str, Any], pools: Mapping[str, Pool], former: Mapping[str, Pool]) -> Request:
+def _request_of(row: Mapping[str, Any], pools: Mapping[str, Pool], former: Mapping[str, Pool], asks: Asks) -> Request:
     spec: RequestSpec = RequestSpec.load(row["spec"])
-    request = Request(spec, row["number"], row["submitted_at"], row["job"])
+    request = Request(asks.of(spec), spec.id, spec.retry_of, row["number"], row["submitted_at"], row["job"])
     for name in REQUEST_FACTS:
         setattr(request, name, row[name])
     request.status = Status(row["status"])
     request.reason = reason_of(row["reason"])
-    request.queued = {name: pools[name] for name in row["queued"]}
-    for name, data in row["held_out"].items():
-        reason = reason_of(data)
-        assert reason is not None
-        request.held_out[name] = reason
+    request.queued = {name: pools[name] for name in row["queued"]} or NONE
+    request.held_out = {name: _reason(data) for name, data in row["held_out"].items()} or NONE
     for name, data in row["back_offs"].items():
-        back_off = reason_of(data)
+        back_off = _reason(data)
         assert isinstance(back_off, PlacementBackOff)
-        request.back_offs[name] = back_off
+        request.back_offs = {**request.back_offs, name: back_off}
     if "allocation" in row:
         request.allocation = _allocation_of(row["allocation"], request, {**former, **pools})
     return request
+
+
+def _reason(data: Mapping[str, Any]) -> Reason:
+    reason = reason_of(data)
+    assert reason is not None
+    return reason
 
 
 def _allocation_of(row: Mapping[str, Any], request: Request, pools: Mapping[str, Pool]) -> Allocation:

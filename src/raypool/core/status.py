@@ -6,6 +6,9 @@ from enum import Enum
 
 
 class Status(Enum):
+    """terminal: never changes again. running: holds what it was granted, allocated or asked to leave and not yet
+    gone. (Plain attributes: they are asked at every step of every decision.)"""
+
     PENDING = "pending"
     ALLOCATED = "allocated"
     PREEMPTING = "preempting"
@@ -14,18 +17,9 @@ class Status(Enum):
     CANCELLED = "cancelled"
     REJECTED = "rejected"
 
-    @property
-    def terminal(self) -> bool:
-        """Never changes again."""
-        return self not in _MOVES
-
-    @property
-    def running(self) -> bool:
-        """Holds what it was granted: allocated, or asked to leave and not yet gone."""
-        return self is Status.ALLOCATED or self is Status.PREEMPTING
-
-    def may_become(self, to: Status) -> bool:
-        return to in _MOVES.get(self, ())
+    terminal: bool
+    running: bool
+    moves: tuple[Status, ...]
 
 
 _MOVES = {
@@ -33,3 +27,7 @@ _MOVES = {
     Status.ALLOCATED: (Status.RELEASED, Status.PREEMPTING, Status.CANCELLED),
     Status.PREEMPTING: (Status.PREEMPTED, Status.CANCELLED),  # cancelled: its own time was over, nobody took its room
 }
+for _status in Status:
+    _status.moves = _MOVES.get(_status, ())
+    _status.terminal = not _status.moves
+    _status.running = _status in (Status.ALLOCATED, Status.PREEMPTING)

@@ -10,17 +10,17 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from typing import NamedTuple
 
-from raypool.core.ledger import Account
+from raypool.core.ledger import Account, Ledger
 from raypool.core.pool import Pool
 from raypool.core.queue import Group
 from raypool.core.request import Allocation, Need, Request
+from raypool.core.resumable import ResumableWalk
 from raypool.core.walk import Figures, Outcome, walk
 
 
-@dataclass(frozen=True, slots=True)
-class Victim:
+class Victim(NamedTuple):
     """An allocation that would leave: under which rule, and what of it is borrowed."""
 
     allocation: Allocation
@@ -130,11 +130,13 @@ def takers(allocation: Allocation, borrowed: Need) -> list[Taker]:
     return found
 
 
-def choose(pool: Pool, outcome: Outcome) -> list[Victim]:
+def choose(pool: Pool, outcome: ResumableWalk) -> list[Victim]:
     """The victims for the request that blocks the pool's walk; empty if nobody is to be evicted for it."""
     chosen = enough(pool, outcome)
-    assert outcome.request is not None
-    return chosen if chosen and _granted_when_gone(pool, outcome.request, chosen) else []
+    if not chosen:
+        return []
+    gone = [victim.allocation for victim in chosen]
+    return chosen if outcome.first_when_gone(gone) or granted_when_gone(pool, outcome, gone) else []
 
 
 def enough(pool: Pool, outcome: Outcome) -> list[Victim]:
@@ -142,17 +144,32 @@ def enough(pool: Pool, outcome: Outcome) -> list[Victim]:
     request, group, figures = outcome.request, outcome.group, outcome.figures
     assert request is not None and group is not None
     shortage = Shortage.of(group.need, group, figures)
+    inside = figures.standing(group.account).inside_reserve(group.need, group.preemptible)
+    if not _may_be_enough(pool.ledger, group, shortage, inside):
+        return []
     chosen: list[Victim] = []
-    for victim in _candidates(pool, request, group, figures):
-        if not shortage:
-            break
+    for victim in _candidates(pool, request, group, figures, inside):
         own = victim.allocation.account is group.account
         if shortage.helped_by(victim.borrowed, own):
             shortage.subtract(victim.allocation.need, own)
             chosen.append(victim)
-    if shortage:
-        return []
-    return _spare(chosen, shortage, group.account)
+            if not shortage:
+                return _spare(chosen, shortage, group.account)
+    return []
+
+
+def _may_be_enough(ledger: Ledger, group: Group, shortage: Shortage, inside: bool) -> bool:
+    """False if it is plain that no set of victims is: all preemptible work that could be taken, even that inside
+    its reserve, is less than what is missing. Costs by priorities, not by who runs."""
+    own = group.account
+    if any(own.staying[key] - own.firm[key] < missing for key, missing in shortage.under_limit.items()):
+        return False
+    possible = [
+        ledger.loose[priority]
+        for priority, accounts in ledger.by_priority
+        if inside or priority < own.priority or (priority == own.priority and any(a.opportunists for a in accounts))
+    ]
+    return all(sum(loose[key] for loose in possible) >= missing for key, missing in shortage.in_pool.items())
 
 
 def _spare(chosen: list[Victim], shortage: Shortage, account: Account) -> list[Victim]:
@@ -167,20 +184,16 @@ def _spare(chosen: list[Victim], shortage: Shortage, account: Account) -> list[V
     return needed[::-1]
 
 
-def _granted_when_gone(pool: Pool, request: Request, chosen: list[Victim]) -> bool:
+def granted_when_gone(pool: Pool, outcome: Outcome, victims: list[Allocation]) -> bool:
     """Looks ahead: a walk over a copy in which all who are leaving, and the victims, have left."""
-    allocations = [victim.allocation for victim in chosen]
-    accounts = [allocation.account for allocation in allocations]
-    figures = Figures.when_gone(pool.ledger, [a.need for a in allocations], [a for a in accounts if a])
-    return walk(pool, pool.queue, figures, until_granted=request).granted is request
+    figures = Figures.when_gone(pool.ledger, victims)
+    return walk(pool, pool.queue, figures, until_granted=outcome.request).granted is outcome.request
 
 
-def _candidates(pool: Pool, request: Request, group: Group, figures: Figures) -> Iterator[Victim]:
+def _candidates(pool: Pool, request: Request, group: Group, figures: Figures, inside: bool) -> Iterator[Victim]:
     """Borrowers that may be taken, policy priority ascending, newest grant first."""
     account = group.account
-    inside = figures.standing(account).inside_reserve(group.need, group.preemptible)
-    by_priority = sorted(pool.ledger.accounts.values(), key=lambda one: one.priority)
-    for priority, accounts in groupby(by_priority, key=lambda one: one.priority):
+    for priority, accounts in pool.ledger.by_priority:
         if not inside and priority > account.priority:
             return
         lines = [
@@ -188,7 +201,14 @@ def _candidates(pool: Pool, request: Request, group: Group, figures: Figures) ->
             for one in accounts
             if one.loose_grants and (inside or priority < account.priority or one.opportunists)
         ]
-        yield from heapq.merge(*lines, key=lambda victim: -victim.allocation.serial)
+        if len(lines) == 1:
+            yield from lines[0]
+        else:
+            yield from heapq.merge(*lines, key=_newest_first)
+
+
+def _newest_first(victim: Victim) -> int:
+    return -victim.allocation.serial
 
 
 def _borrowers(account: Account, request: Request, group: Group, figures: Figures, inside: bool) -> Iterator[Victim]:

@@ -1,7 +1,8 @@
 """The walk over one pool's queue (semantics 4): who is granted, set aside, passed over, blocked.
 
 A walk changes nothing: it works on a copy of the pool's figures, made only where it charges
-something to it. The order of waiters is `rank`, and nowhere else.
+something to it. The order of waiters is `rank`, and nowhere else. This is the rule written plainly, for explanations
+and look-aheads; decisions are made by a walk that does not begin anew after every event (resumable.py).
 
 The order, all evaluated on the copy as the walk goes:
     1. non-preemptible inside its reserve; then preemptible inside its reserve; then the rest
@@ -12,12 +13,12 @@ The order, all evaluated on the copy as the walk goes:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 
-from raypool.core.ledger import Account, Ledger, Standing
+from raypool.core.ledger import Account, Ledger, Standing, is_room
 from raypool.core.queue import REST, Entry, Group, Queue, Rank
-from raypool.core.request import Need, Request
+from raypool.core.request import Allocation, Need, Request
 
 
 class Figures:
@@ -30,7 +31,7 @@ class Figures:
         self._copied = False
 
     @classmethod
-    def when_gone(cls, ledger: Ledger, victims: list[Need], by_account: list[Account]) -> Figures:
+    def when_gone(cls, ledger: Ledger, victims: Iterable[Allocation]) -> Figures:
         """The figures when all who are leaving, and the victims, have left."""
         figures = cls(ledger)
         figures.free = [free + leaving for free, leaving in zip(ledger.free, ledger.leaving, strict=True)]
@@ -41,29 +42,21 @@ class Figures:
             standing = figures._own(allocation.account)
             for key, amount in allocation.need:
                 standing.used[key] -= amount
-        for need, account in zip(victims, by_account, strict=True):
-            standing = figures._own(account)
-            for key, amount in need:
+        for victim in victims:
+            assert victim.account is not None, victim
+            standing = figures._own(victim.account)
+            for key, amount in victim.need:
                 figures.free[key] += amount
                 standing.used[key] -= amount
                 standing.staying[key] -= amount
         return figures
-
-    @property
-    def untouched(self) -> bool:
-        """Whether these are still the ledger's own figures."""
-        return not self._standings
 
     def standing(self, account: Account) -> Standing:
         return self._standings.get(account, account)
 
     def fits(self, standing: Standing, need: Need) -> bool:
         """Room for it now, under its limit with those leaving counted."""
-        free, used, limit = self.free, standing.used, standing.limit
-        for key, amount in need:
-            if amount > free[key] or used[key] + amount > limit[key]:
-                return False
-        return True
+        return is_room(self.free, standing, need)
 
     def covered(self, standing: Standing, need: Need) -> bool:
         """Room for it when those leaving have left."""
@@ -97,9 +90,8 @@ class Ending(Enum):
 class Outcome:
     """How a walk ended, and what it left on the way.
 
-    request: whom it grants or who is blocked (None when exhausted).
+    request: whom it grants or who is blocked (None when exhausted), with its group.
     set_aside: requests whose room is being made, with their groups, in order.
-    held_back: policies whose later requests are held back, with the earlier one's id.
     """
 
     def __init__(self, figures: Figures) -> None:
@@ -108,10 +100,6 @@ class Outcome:
         self.request: Request | None = None
         self.group: Group | None = None
         self.set_aside: dict[Request, Group] = {}
-        self.held_back: dict[Account, str] = {}
-        self.behind: list[Entry] = []
-        self.marks_done = False
-        self.eviction_tried: object = None
 
     @property
     def granted(self) -> Request | None:
@@ -120,6 +108,16 @@ class Outcome:
     @property
     def blocked(self) -> Request | None:
         return self.request if self.ending is Ending.BLOCKED else None
+
+
+class PlainOutcome(Outcome):
+    """held_back: policies whose later requests are held back, with the earlier one's id. behind: who is first of
+    each group that was not reached."""
+
+    def __init__(self, figures: Figures) -> None:
+        super().__init__(figures)
+        self.held_back: dict[Account, str] = {}
+        self.behind: list[Entry] = []
 
     def backfill(self) -> Request | None:
         """Of those behind the blocked one, who may run meanwhile (semantics 5, step 4)."""
@@ -147,14 +145,14 @@ def walk(
     figures: Figures,
     until_granted: Request | None = None,
     passed: Callable[[Group, str, Request], None] | None = None,
-) -> Outcome:
+) -> PlainOutcome:
     """Walks the queue.
 
     With `until_granted` it is the look-ahead of semantics 6: every grant is charged to the copy and
     the walk goes on until that request is granted (the ending is then GRANT of it) or the walk ends
     otherwise. `passed(group, verdict, request)` hears of each group passed over, for explanations.
     """
-    outcome = Outcome(figures)
+    outcome = PlainOutcome(figures)
     held_back = outcome.held_back
     heap = _first_of_each(queue, figures)
     followers: dict[Group, Iterator[Request]] = {}
@@ -191,7 +189,7 @@ def walk(
             break
         others = followers.get(group)
         if others is None:
-            others = followers[group] = iter(group.members.values())
+            others = followers[group] = iter(group.members)
             next(others)
         follower = next(others, None)
         if follower is not None:
@@ -202,13 +200,10 @@ def walk(
 
 def _first_of_each(queue: Queue, figures: Figures) -> list[Entry]:
     """A heap of the first member of each group."""
-    if figures.untouched:
-        heap = [group.entry() for group in queue.groups.values()]
-    else:
-        heap = []
-        for group in queue.groups.values():
-            request = group.first
-            heap.append((*rank(figures.standing(group.account), group, request.number), request, group))
+    heap = []
+    for group in queue.groups.values():
+        request = group.first
+        heap.append((*rank(figures.standing(group.account), group, request.number), request, group))
     heapq.heapify(heap)
     return heap
 
