@@ -32,7 +32,9 @@ test: $(STAMP)
 	RAYPOOL_HISTORIES=120 RAYPOOL_CRASHES=10 $(BIN)/python -m pytest -q -n auto -m "not ray" --ignore tests/ray
 	$(BIN)/python -m pytest -q -m "ray and not chaos"
 
+# A short storm first: what is broken shows in minutes.
 chaos: soak crashes
+	$(BIN)/python -m pytest -q -m chaos tests/chaos/test_real.py
 	$(BIN)/python -m tests.chaos.real
 
 # At every point of eight stories the process dies, before and after each effect: thousands, in virtual time.

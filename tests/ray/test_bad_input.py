@@ -20,8 +20,6 @@ from raypool.client.broker import BrokerLine, find_broker
 
 from .conftest import Driver, until
 
-pytestmark = pytest.mark.ray
-
 NODES = [{"num_cpus": 4, "num_gpus": 4}]
 PLAIN = "the broker takes plain data only"
 

@@ -13,8 +13,6 @@ from raypool import ResourceSettings
 
 from .conftest import until
 
-pytestmark = pytest.mark.ray
-
 NODES = [{"num_cpus": 2, "num_gpus": 4}]
 POOLS = {
     "pools": [{"name": "shared", "capacity": {"gpu": 4}, "grace_seconds": 1}],

@@ -21,8 +21,6 @@ from raypool.client.lease import group_handle
 
 from .conftest import SMALL_STORE, no_groups_left, until
 
-pytestmark = pytest.mark.ray
-
 NODES: list[dict[str, Any]] = []
 HEAD = {
     "_system_config": {

@@ -20,8 +20,6 @@ from raypool.simulation import Scenario, read_scenarios
 
 from .conftest import until
 
-pytestmark = pytest.mark.ray
-
 REGIONS = ("eu-west-gpu", "eu-north-gpu")
 NODES = [{"num_cpus": 128, "num_gpus": 16, "memory": 200 * 10**9, "labels": {"region": one}} for one in REGIONS]
 GRACE_SECONDS = 6.0

@@ -14,8 +14,6 @@ from raypool import ResourceSettings
 
 from .conftest import until
 
-pytestmark = pytest.mark.ray
-
 POOLS = {
     "pools": [{"name": "shared", "capacity": {"gpu": 12}}],
     "policies": [

@@ -21,8 +21,6 @@ from raypool import Refused, RequestView, ResourceSettings
 
 from .conftest import SRC, Driver, until
 
-pytestmark = pytest.mark.ray
-
 HEAD = {"include_dashboard": True}
 NODES = [{"num_cpus": 4, "num_gpus": 4}] * 2
 

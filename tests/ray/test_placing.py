@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import ray
 from ray.cluster_utils import Cluster
 
@@ -10,8 +9,6 @@ import raypool
 from raypool import ResourceSettings
 
 from .conftest import SMALL_STORE, until
-
-pytestmark = pytest.mark.ray
 
 NODES = [
     {"num_cpus": 4, "num_gpus": 4, "labels": {"kind": "a100"}},

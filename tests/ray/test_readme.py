@@ -19,8 +19,6 @@ from raypool import ResourceSettings
 from ..pages import ROOT, Block, blocks
 from .conftest import SRC, until
 
-pytestmark = pytest.mark.ray
-
 README = ROOT / "README.md"
 NODES = [{"num_cpus": 2, "num_gpus": 4} for _ in range(2)]
 

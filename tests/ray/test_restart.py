@@ -134,6 +134,47 @@ def test_a_group_that_went_meanwhile_ends_its_request(client: raypool.Client) ->
         lease.require()
 
 
+LEAVES = """
+    from ray._private.worker import global_worker
+    from raypool.client import presence
+
+    presence.LOOK_AGAIN_SECONDS = 60
+
+    class Slow:
+        def __init__(self, core_worker):
+            self.core_worker = core_worker
+        def __getattr__(self, name):
+            return getattr(self.core_worker, name)
+        def shutdown_driver(self):
+            self.core_worker.shutdown_driver()
+            time.sleep(1)
+
+    for _ in range(2):
+        with raypool.lease(ResourceSettings(gpu_count=4), component="prod") as lease:
+            print(lease.request_id)
+            while not presence._present._out_of_sight:
+                time.sleep(0.02)
+        global_worker.core_worker = Slow(global_worker.core_worker)
+        ray.shutdown()
+        print("lives on")
+        ray.init(os.environ["RAY_ADDRESS"], log_to_driver=False)
+"""
+"""Ray has shut down, and not yet forgotten that, when this process drops what it had sent to the broker that died."""
+
+
+def test_a_driver_that_leaves_the_cluster_afterwards_lives_on(
+    client: raypool.Client, drivers: Callable[..., Driver]
+) -> None:
+    client.apply(POOLS)
+    driver = drivers(LEAVES)
+    for _ in range(2):
+        lease = driver.line()
+        kill_broker(client)
+        assert driver.line() == "lives on"
+        assert client.request(lease).status == "released"
+    assert driver.finish() == 0
+
+
 @pytest.fixture
 def own_journal(client: raypool.Client, tmp_path: Path) -> Iterator[Path]:
     raypool.stop()

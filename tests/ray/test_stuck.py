@@ -26,8 +26,6 @@ from raypool.client import submissions
 
 from .conftest import until
 
-pytestmark = pytest.mark.ray
-
 HEAD = {"_system_config": {"raylet_report_resources_period_milliseconds": 100}}
 """Ray's own default: a raylet hears of a group, and of its end, a tenth of a second late."""
 

@@ -19,8 +19,6 @@ from raypool.client import dispatcher
 
 from .conftest import until
 
-pytestmark = pytest.mark.ray
-
 POOLS = {
     "pools": [{"name": "shared", "capacity": {"gpu": 12}}],
     "policies": [

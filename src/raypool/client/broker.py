@@ -10,10 +10,12 @@ import asyncio
 import pickle
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import ray
 import ray.exceptions
+from ray._private.worker import _connect_or_shutdown_lock
 
 from raypool.errors import BrokerUnavailable, RaypoolError, SpecError
 
@@ -26,6 +28,11 @@ RECONNECT_SECONDS = 30.0
 _PAUSE_SECONDS = 0.2
 
 _AWAY = (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError)
+
+connection_stays: AbstractContextManager[Any] = _connect_or_shutdown_lock
+"""Ray's own lock, which `ray.init` and `ray.shutdown` hold while they run. A thread of ours holds it whenever it
+touches Ray, be it only to drop a reference: Ray ends a process, with exit code 1 and without an exception, when a
+thread calls it while another shuts it down. It is taken before any lock of ours."""
 
 
 class BrokerLine:

@@ -1,7 +1,8 @@
 """The thread that hears what the broker answers to calls that are kept open.
 
 One daemon thread per process. Answers arrive through Ray's own callbacks and are handled here, in order.
-All leases of the process depend on that thread, so it never sleeps and never runs a user's callback.
+All leases of the process depend on that thread, so it never sleeps and never runs a user's callback. A driver
+may leave its cluster at any moment: the thread stands still while it does.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import ray.exceptions
 
-from raypool.client.broker import BrokerLine, find_broker, session
+from raypool.client.broker import BrokerLine, connection_stays, find_broker, session
 from raypool.errors import BrokerUnavailable, RaypoolError
 
 logger = logging.getLogger("raypool")
@@ -46,7 +48,7 @@ class Listener(threading.Thread):
         except ray.exceptions.RayError as error:  # this process has left the cluster
             answer = Future()
             answer.set_exception(error)
-        answer.add_done_callback(lambda done: self._due.put(lambda: then(done)))
+        answer.add_done_callback(lambda done: self._due.put(partial(then, _without_reference(done))))
         return reference
 
     def later(self, seconds: float, do: Callable[[], Any]) -> None:
@@ -58,9 +60,24 @@ class Listener(threading.Thread):
         while True:
             pause = max(self._later[0][0] - time.monotonic(), 0.0) if self._later else None
             try:
-                self._due.get(timeout=pause)()
+                due = self._due.get(timeout=pause)
             except queue.Empty:
-                heapq.heappop(self._later)[2]()
+                due = heapq.heappop(self._later)[2]
+            with connection_stays:
+                due()
+                del due  # it may have the last reference to what Ray counts
+
+
+def _without_reference(done: Future[Any]) -> Future[Any]:
+    """The same answer. Ray's own future has the reference of the call, which an exception that is raised from it
+    would keep until the garbage collector comes, in any thread and at any moment."""
+    answer: Future[Any] = Future()
+    error = done.exception()
+    if error is None:
+        answer.set_result(done.result())
+    else:
+        answer.set_exception(error)
+    return answer
 
 
 def find_again(line: BrokerLine) -> bool:

@@ -17,6 +17,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -29,7 +30,7 @@ from ray.core.generated.gcs_pb2 import ActorTableData
 from ray.remote_function import RemoteFunction
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from raypool.client.broker import session
+from raypool.client.broker import connection_stays, session
 from raypool.client.listening import listener
 
 logger = logging.getLogger("raypool")
@@ -87,7 +88,7 @@ class Submissions:
         listener().later(seconds, thread.start)
 
     def _look(self, waited_seconds: float) -> None:
-        with self._lock:
+        with connection_stays, self._lock:
             self._looking = False
             if self._session != session():  # it has left the cluster, and nothing of it is there any more
                 self._results, self._actors = set(), {}
@@ -102,10 +103,12 @@ class Submissions:
             len(results),
             len(actors),
         )
-        for result in results:
-            _cancel(result)
-        for actor in actors:
-            _kill(actor)
+        ends = [partial(_cancel, result) for result in results] + [partial(_kill, actor) for actor in actors]
+        for end in ends:
+            with connection_stays:  # for each anew: they may be many
+                if self._session != session():
+                    return
+                end()
         self._look_in(min(2 * waited_seconds, LOOK_AGAIN_MOST_SECONDS))
 
     def _keep_unfinished(self) -> None:
