@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from raypool.core.broker import Broker
+from raypool.core.status import Status
 from raypool.errors import SpecError
 from raypool.simulation.timeline import STEPS, Timeline
 from raypool.simulation.traces import Counts, Job
@@ -85,6 +86,20 @@ def test_a_job_runs_on_in_its_grace_and_may_come_to_its_end_there() -> None:
     report, _ = run(job("a", 0, 100, "low", 4), job("b", 40, 20, "high", 3), grace=30)
     assert of(report, "low").lost_hours == {"gpu": round(4 * 70 / 3600, 6)}
     assert of(report, "high").wait.max == 30 and report.makespan_seconds == 90 + 100
+
+
+def test_at_one_instant_jobs_end_in_the_order_in_which_they_were_asked() -> None:
+    """Also the ninth and the tenth, which begin in the same instant, when the eighth ends."""
+    short = [job("short", 0, 0, "low", 1)] * 7
+    blocks, ninth, tenth = job("blocks", 0, 20, "low", 4), job("a", 1, 10, "low", 1), job("b", 1, 10, "low", 1)
+    ended: list[str] = []
+
+    def watch(broker: Broker) -> None:
+        now_ended = [id for id, one in broker.requests.items() if one.status is Status.RELEASED]
+        ended.extend(id for id in now_ended if id not in ended)
+
+    replay_workload([*short, blocks, ninth, tenth], config(), watch=watch)
+    assert ended == [str(number) for number in range(1, 11)]
 
 
 def test_a_component_without_a_policy_is_rejected_and_counted_with_the_reason() -> None:

@@ -113,11 +113,15 @@ def replay_workload(
 
 
 class _Running:
-    """One attempt at a job. left: seconds of work at its beginning. need: what it holds, by key."""
+    """One attempt at a job. number: of its submission. left: seconds of work at its beginning. need: what it holds,
+    by key."""
 
-    __slots__ = ("attempt", "component", "evicted", "finished", "job", "left", "need", "pool", "since", "tally")
+    __slots__ = (
+        "attempt", "component", "evicted", "finished", "job", "left", "need", "number", "pool", "since", "tally",
+    )  # fmt: skip
 
     def __init__(self, job: Job, component: str, tally: Tally, attempt: int, left: float) -> None:
+        self.number = 0
         self.job = job
         self.component = component
         self.tally = tally
@@ -189,7 +193,8 @@ class _Run:
     def _ask(self, one: _Running) -> None:
         """Under an id of its own: those of a trace may be there twice."""
         self.number += 1
-        id = f"{self.number}"
+        one.number = self.number
+        id = str(one.number)
         self.present[id] = one
         self._feed(ev.Submitted(one.job.spec.model_copy(update={"id": id})))
 
@@ -236,7 +241,7 @@ class _Run:
         if allocation is not None and allocation.pool is not None:
             one.pool = allocation.pool.name
             one.need = allocation.pool.ledger.by_key(allocation.need)
-        heapq.heappush(self.due, (self.clock + one.left, self.number, change.request))
+        heapq.heappush(self.due, (self.clock + one.left, one.number, change.request))
 
     def _ends(self, one: _Running) -> None:
         """It gave back what it held, or that was taken away."""
