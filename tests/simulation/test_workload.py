@@ -118,6 +118,14 @@ def test_pools_that_are_refused_are_a_fault_of_the_file() -> None:
         run(job("a", 0, 1, "low", 1), low=5)
 
 
+def test_a_limit_on_the_duration_is_in_the_trace_already() -> None:
+    """A request of a journal that had to leave after its 2 s, and took another second of its grace to do so."""
+    resources = ResourceSettings(gpu_count=4)
+    limited = RequestSpec(id="a", component="low", resources=resources, max_duration_seconds=2, retry_of="1")
+    report, workload = run(Job(0, 3, limited), Job(5, 3, limited), grace=30)
+    assert of(report, "low").finished == 2 and report.makespan_seconds == 8 and workload.evictions == []
+
+
 def test_an_id_may_be_there_twice() -> None:
     report, _ = run(job("a", 0, 5, "low", 4), job("a", 1, 5, "low", 4), job("b", 2, 5, "high", 4))
     assert [one.finished for one in report.components] == [1, 2]

@@ -191,12 +191,14 @@ class _Run:
                 return
 
     def _ask(self, one: _Running) -> None:
-        """Under an id of its own: those of a trace may be there twice."""
+        """Under an id of its own: those of a trace may be there twice. Without a limit on its duration: how long it
+        ran in the trace is known, and what its limit made of that is in there."""
         self.number += 1
         one.number = self.number
         id = str(one.number)
         self.present[id] = one
-        self._feed(ev.Submitted(one.job.spec.model_copy(update={"id": id})))
+        spec = one.job.spec.model_copy(update={"id": id, "max_duration_seconds": None, "retry_of": None})
+        self._feed(ev.Submitted(spec))
 
     def _feed(self, event: ev.Event) -> None:
         self.workload.events += 1
