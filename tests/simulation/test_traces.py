@@ -14,8 +14,9 @@ from raypool.core.broker import Broker, World
 from raypool.core.records import line_of
 from raypool.core.snapshot import Snapshots
 from raypool.errors import SpecError
+from raypool.simulation.job import Job
 from raypool.simulation.mapping import Mapping, read_mapping
-from raypool.simulation.traces import Job, Trace
+from raypool.simulation.traces import Trace
 from raypool.spec import BrokerConfig, RequestSpec, ResourceSettings
 
 COLUMNS = "asked,began,ended,who,n,kind\n"

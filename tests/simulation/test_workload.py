@@ -12,8 +12,9 @@ import pytest
 from raypool.core.broker import Broker
 from raypool.core.status import Status
 from raypool.errors import SpecError
+from raypool.simulation.job import Job
 from raypool.simulation.timeline import STEPS, Timeline
-from raypool.simulation.traces import Counts, Job
+from raypool.simulation.traces import Counts
 from raypool.simulation.workload import AfterPreemption, Workload, replay_workload
 from raypool.simulation.workload_report import WorkloadReport, facts_of, lasted, report_of, tables_of, wait_of
 from raypool.spec import BrokerConfig, RequestSpec, ResourceSettings

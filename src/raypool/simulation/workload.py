@@ -24,8 +24,8 @@ from raypool.core.laws import held_up_inside_its_reserve
 from raypool.core.reasons import Evicted
 from raypool.core.status import Status
 from raypool.errors import Refused, SpecError
+from raypool.simulation.job import Job
 from raypool.simulation.timeline import Timeline
-from raypool.simulation.traces import Job
 from raypool.spec import BrokerConfig
 
 
