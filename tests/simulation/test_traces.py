@@ -178,10 +178,48 @@ def test_a_mapping_that_is_none_says_why(tmp_path: Path, text: str, says: str) -
 
 @pytest.mark.parametrize("name", ["trace.swf", "trace.swf.gz"])
 def test_the_standard_workload_format_needs_no_mapping(tmp_path: Path, name: str) -> None:
-    text = "; Version: 2.2\n;\n" + swf_line(1, 0, 100, 4) + swf_line(2, 5, -1, 4) + swf_line(3, 6, 9, -1, field7=2)
-    read = trace(tmp_path, text + swf_line(4, 7, 9, -1, field7=-1, group=-1), name)
-    assert list(map(facts, read)) == [(0, 100, "group-3", {"gpu": 4}, True), (6, 9, "group-3", {"gpu": 2}, True)]
-    assert read.counts.never_ran == 2, "one has no run time, one no processors"
+    text = "; Version: 2.2\n; UnixStartTime: 1000\n;\n\n" + swf_line(1, 0, 100, 4) + swf_line(2, 5, -1, 4)
+    read = trace(tmp_path, text + "  " + swf_line(3, 6, 9, -1, field7=2, group=-1), name)
+    assert list(map(facts, read)) == [
+        (0, 100, "group-3", {"gpu": 4}, True),
+        (6, 9, "group-unknown", {"gpu": 2}, True),
+    ]
+    assert read.counts.never_ran == 1, "the second has no run time"
+
+
+NEVER_RAN = {
+    "no run time": swf_line(2, 5, -1, 4),
+    "no processor": swf_line(2, 5, 9, 0),
+    "none asked either": swf_line(2, 5, 9, -1, field7=0),
+    "cancelled before it began": swf_line(2, 5, 0, -1, field7=4, field10=5),
+    "cancelled, the run time not known": swf_line(2, 5, -1, 4, field10=5),
+}
+
+
+@pytest.mark.parametrize("line", NEVER_RAN.values(), ids=NEVER_RAN)
+def test_a_job_of_a_swf_that_never_ran_is_counted(tmp_path: Path, line: str) -> None:
+    read = trace(tmp_path, swf_line(1, 0, 100, 4) + line, "trace.swf")
+    assert (len(list(read)), read.counts.never_ran) == (1, 1)
+
+
+def test_a_job_of_a_swf_that_failed_or_was_cancelled_late_has_run(tmp_path: Path) -> None:
+    lines = [swf_line(1, 0, 0, 4), swf_line(2, 1, 7, 4, field10=5), swf_line(3, 2, 8, 4, field10=0)]
+    assert [job.duration_seconds for job in trace(tmp_path, "".join(lines), "trace.swf")] == [0, 7, 8]
+
+
+def test_the_parts_of_a_job_that_was_swapped_out_are_not_jobs_of_their_own(tmp_path: Path) -> None:
+    parts = [swf_line(1, 0, 30, 4, field10=2), swf_line(1, -1, 70, 4, field10=3)]
+    read = trace(tmp_path, swf_line(1, 0, 100, 4) + "".join(parts) + swf_line(2, 9, 5, 4), "trace.swf")
+    assert [job.duration_seconds for job in read] == [100, 5]
+    assert (read.counts.jobs, read.counts.parts, read.counts.bad) == (2, 2, 0)
+
+
+def test_a_swf_that_does_not_know_its_processors_needs_a_mapping(tmp_path: Path) -> None:
+    line = swf_line(1, 0, 9, -1, field7=-1)
+    with pytest.raises(SpecError, match=r"trace\.swf:1: gpus \(column 'processors'\): 'unknown' is not a number"):
+        list(trace(tmp_path, line, "trace.swf"))
+    (job,) = trace(tmp_path, line, "trace.swf", mapping=Mapping.load({"gpus": 1}))
+    assert facts(job)[3] == {"gpu": 1}
 
 
 def test_a_mapping_says_otherwise_for_a_swf(tmp_path: Path) -> None:

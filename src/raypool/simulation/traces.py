@@ -36,13 +36,15 @@ TOLD = 10
 @dataclass
 class Counts:
     """What was met while reading. told: a sentence for each of the first bad lines. still_running: jobs of a
-    journal whose end it does not have; they count as long as they have run."""
+    journal whose end it does not have; they count as long as they have run. parts: lines that are one of several
+    runs of a job, which another line sums up."""
 
     jobs: int = 0
     bad: int = 0
     told: list[str] = field(default_factory=list)
     never_ran: int = 0
     left_out: int = 0
+    parts: int = 0
     still_running: int = 0
 
 
@@ -147,6 +149,9 @@ class Trace:
             return None
         except NeverRan:
             self.counts.never_ran += 1
+            return None
+        except swf.PartOfAJob:
+            self.counts.parts += 1
             return None
         self.counts.left_out += job is None
         return job

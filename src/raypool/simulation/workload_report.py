@@ -73,7 +73,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class WorkloadReport:
-    """A trace under one pools file. bad_lines, never_ran, left_out, still_running: of the trace, see traces.py.
+    """A trace under one pools file. bad_lines to still_running: of the trace, see `Counts`.
     reserve_violations: requests that were held up inside their reserve (semantics 7, law 4); known_gap: those of
     them that the gap described there explains, which are not counted as violations."""
 
@@ -84,6 +84,7 @@ class WorkloadReport:
     bad_lines: int
     never_ran: int
     left_out: int
+    parts: int
     still_running: int
     makespan_seconds: float
     reserve_violations: int
@@ -112,6 +113,7 @@ def report_of(workload: Workload, trace: str, counts: Counts, pools_file: str) -
         bad_lines=counts.bad,
         never_ran=counts.never_ran,
         left_out=counts.left_out,
+        parts=counts.parts,
         still_running=counts.still_running,
         makespan_seconds=_rounded(span),
         reserve_violations=len(workload.violations),
@@ -282,6 +284,7 @@ def facts_of(report: WorkloadReport) -> dict[str, str]:
         "that cannot be read": report.bad_lines,
         "that never ran": report.never_ran,
         "left out by the mapping": report.left_out,
+        "that are parts of a job": report.parts,
     }
     without = ", ".join(f"{count} {what}" for what, count in apart.items() if count)
     running = f" ({report.still_running} still ran at its end)" if report.still_running else ""
