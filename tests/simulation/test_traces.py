@@ -81,9 +81,24 @@ def test_constants_scales_defaults_and_iso_times(tmp_path: Path) -> None:
 
 
 def test_cells_may_stand_apart_and_be_parted_by_something_else(tmp_path: Path) -> None:
-    text = "\ufeff" + COLUMNS.replace(",", "; ") + '10; 12; 20; "a"; 2; firm\r\n\r\n'
+    text = "\ufeff\n" + COLUMNS.replace(",", "; ") + '10; 12; 20; "a"; 2; firm;\r\n\r\n'
     (job,) = trace(tmp_path, text, mapping=mapping(delimiter=";"))
     assert facts(job) == (10, 8, "alpha", {"gpu": 2}, False)
+
+
+def test_a_quote_that_nothing_closes_costs_its_own_line_only(tmp_path: Path) -> None:
+    rows = [f"{at},{at},{at + 9},a,1,\n" for at in range(5000)]
+    rows[7] = '7,7,16,"a,1,\n'
+    read = trace(tmp_path, COLUMNS + "".join(rows), mapping=mapping(), skip_bad=True)
+    assert [job.submitted_at for job in read] == [at for at in range(5000) if at != 7]
+    assert (read.counts.bad, "trace.csv:9: not readable as CSV" in read.counts.told[0]) == (1, True)
+
+
+def test_a_cell_may_go_over_lines_and_its_row_is_named_by_the_first(tmp_path: Path) -> None:
+    text = COLUMNS + '1,1,2,a,1,"two\n\nlines"\n2,2,3,a,1,"two\nlines"\n3,3,4,a,x,\n'
+    read = trace(tmp_path, text, mapping=mapping(), skip_bad=True)
+    assert [job.submitted_at for job in read] == [1, 2]
+    assert read.counts.told[0].startswith(f"{read.file}:7: gpus")
 
 
 def test_jobs_that_never_ran_and_rows_that_are_left_out_are_counted(tmp_path: Path) -> None:
@@ -108,6 +123,7 @@ BAD = {
     "half a gpu": ("1,1,2,a,1.5,", "gpus (column 'n'): 1.5 is not a whole number"),
     "fewer than none": ("1,1,2,a,-1,", "gpus (column 'n'): -1 is less than nothing"),
     "too few cells": ("1,1,2", "has 3 cells, the header has 6"),
+    "too many cells": ("1,1,2,a,1,000,firm", "has 7 cells, the header has 6"),
     "more than may be": ("1,1,2,a,1e16,", "gpus (column 'n'): '1e16' is beyond"),
     "an open quote": ('1,1,2,a,1,"', "not readable as CSV"),
 }
@@ -142,6 +158,13 @@ def test_times_that_run_backwards_are_an_error_whatever_is_skipped(tmp_path: Pat
     [
         ("trace.csv", "a,b\n", {}, "a CSV needs a mapping file"),
         ("trace.csv", "", {"mapping": mapping()}, "is empty"),
+        (
+            "trace.csv",
+            'asked,"began\n' + COLUMNS,
+            {"mapping": mapping(), "skip_bad": True},
+            ":1: the names of the colu",
+        ),
+        ("trace.csv", "n," + COLUMNS, {"mapping": mapping()}, "gpus: there are 2 columns 'n'"),
         ("trace.csv", "asked,began\n", {"mapping": mapping()}, "end: there is no column 'ended'"),
         ("trace.csv", COLUMNS, {"mapping": Mapping()}, "does not say what is submit and what is component and what"),
         ("trace.csv", COLUMNS, {"mapping": mapping(leave_out={"x": "1"})}, "leave_out: there is no column 'x'"),

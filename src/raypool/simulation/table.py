@@ -41,13 +41,15 @@ class Table:
         for name, column in [*named, *(("leave_out", column) for column in mapping.leave_out)]:
             if column not in header:
                 raise SpecError(f"{file}: {name}: there is no column '{column}' (there are: {', '.join(header)})")
+            if header.count(column) > 1:
+                raise SpecError(f"{file}: {name}: there are {header.count(column)} columns '{column}'")
         at = {name: index for index, name in enumerate(header)}
         self._left_out = [(at[column], frozenset(cells)) for column, cells in mapping.leave_out.items()]
         self._cells = {name: _reader(name, source, at) for name, source in mapping.sources.items()}
 
     def job(self, row: Sequence[str]) -> Job | None:
         """None for a row that the mapping leaves out. Raises BadLine, NeverRan."""
-        if len(row) < self.width:
+        if len(row) != self.width and (len(row) < self.width or any(row[self.width :])):
             raise BadLine(f"has {len(row)} cells, the header has {self.width}")
         if any(row[at] in cells for at, cells in self._left_out):
             return None

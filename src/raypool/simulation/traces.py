@@ -14,7 +14,8 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -116,20 +117,16 @@ class Trace:
 
     def _csv(self, lines: _Lines) -> Iterator[tuple[str, Job | None]]:
         mapping = self.mapping or Mapping()
-        rows = csv.reader(lines, strict=True, skipinitialspace=True, delimiter=mapping.delimiter)
         table: Table | None = None
-        while True:
-            try:
-                row = next(rows, None)
-            except csv.Error as error:
-                self._bad(rows.line_num, f"not readable as CSV ({error})")
-                continue
-            if row is None:
-                break
+        for number, row in _Rows(lines, mapping.delimiter):
             if table is None:
+                if isinstance(row, csv.Error):
+                    raise SpecError(f"{self.file}:{number}: the names of the columns are not readable as CSV ({row})")
                 table = Table(self.file, [name.strip() for name in row], mapping)
-            elif row:
-                yield str(rows.line_num), self._job(rows.line_num, table.job, row)
+            elif isinstance(row, csv.Error):
+                self._bad(number, f"not readable as CSV ({row})")
+            else:
+                yield str(number), self._job(number, table.job, row)
         if table is None:
             raise SpecError(f"{self.file}: is empty; the first line of a CSV names its columns")
 
@@ -202,3 +199,43 @@ class _Lines:
                 yield line
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise SpecError(f"{self.file}:{read + 1}: the rest is not readable as gzip ({error})") from None
+
+
+class _Rows:
+    """The rows of a CSV that are not blank, each with the number of the line on which it begins; an error in place of
+    one that cannot be read. A quote that nothing closes costs its own line: those behind it are read again."""
+
+    def __init__(self, lines: Iterable[str], delimiter: str) -> None:
+        self._unread = iter(lines)
+        self._again: deque[str] = deque()
+        self._taken: list[str] = []
+        self._delimiter = delimiter
+
+    def __iter__(self) -> Iterator[tuple[int, list[str] | csv.Error]]:
+        rows, number = self._reader(), 1
+        while True:
+            self._taken.clear()
+            found: list[str] | csv.Error | None
+            try:
+                found = next(rows, None)
+            except csv.Error as error:
+                found = error
+                self._again.extendleft(reversed(self._taken[1:]))
+                del self._taken[1:]
+                rows = self._reader()
+            if found is None:
+                return
+            if found:
+                yield number, found
+            number += len(self._taken)
+
+    def _reader(self) -> Iterator[list[str]]:
+        lines = iter(self._line, None)
+        return csv.reader(lines, strict=True, skipinitialspace=True, delimiter=self._delimiter)
+
+    def _line(self) -> str | None:
+        """The next line; it belongs to the row that is being read."""
+        line = self._again.popleft() if self._again else next(self._unread, None)
+        if line is not None:
+            self._taken.append(line)
+        return line
