@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -322,11 +323,35 @@ def test_a_journal_tells_when_jobs_were_asked_and_how_long_they_ran(tmp_path: Pa
     assert (read.counts.still_running, read.counts.never_ran) == (1, 2), "d holds on; c and e never ran"
 
 
+def test_who_is_taken_up_again_before_he_has_left_ends_only_once(tmp_path: Path) -> None:
+    """a is asked again within its grace: that a ends then is not the end of what goes on as a2."""
+    pools = [{"name": "p", "capacity": {"gpu": 2}, "grace_seconds": 30}]
+    story: list[tuple[float, ev.Event]] = [
+        (100, ev.ConfigApplied(BrokerConfig.load(POOLS | {"pools": pools}))),
+        (100, submitted("a", "low", 2)),
+        (110, submitted("b", "high", 2)),
+        (115, submitted("a2", "low", 2, retry_of="a")),
+        (140, ev.TimePassed()),  # a leaves, b begins
+        (150, ev.Released("b")),  # a2 begins
+        (160, submitted("c", "low", 1)),
+    ]
+    read = trace(tmp_path, journal(story, 1), "trace.jsonl")
+    assert [(job.spec.id, job.duration_seconds) for job in read] == [("a", 10), ("b", 10)]
+    assert (read.counts.still_running, read.counts.never_ran) == (1, 1), "a2 holds on; c waits"
+
+
 def test_a_bad_line_of_a_journal_is_named(tmp_path: Path) -> None:
     lines = journal(STORY, 1).splitlines()
-    for wrong in ("{", "[]", "7", "{}", json.dumps({"n": 2, "event": "Submitted", "at": 1e9})):
+    event = {"n": 2, "event": "Submitted", "at": 1e9}
+    times = {"submitted_at": 1, "granted_at": "x", "ended_at": None}
+    rows = [
+        event, event | {"at": "x"}, event | {"at": math.nan}, {"schema": 1, "at": None},
+        {"n": 2, "event": "TimePassed", "at": 1e9, "decided": [[]]},
+        {"request": {"spec": {"component": "low"}, **times}},
+    ]  # fmt: skip
+    for wrong in ["{", "[]", "7", "{}", *map(json.dumps, rows)]:
         text = "\n".join([*lines[:3], wrong])
-        with pytest.raises(SpecError, match=r"trace\.jsonl:4: is no line of an exported journal"):
+        with pytest.raises(SpecError, match=r"trace\.jsonl:4: is not a line of an exported journal"):
             list(trace(tmp_path, text, "trace.jsonl"))
     read = trace(tmp_path, text, "trace.jsonl", skip_bad=True)
     list(read)

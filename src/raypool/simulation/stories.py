@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raypool.core.records import event_of
-from raypool.spec import RequestSpec
+from raypool.spec import MAX_AMOUNT, RequestSpec, shorten
 
 
 class RunsBackwards(Exception):
@@ -19,9 +19,11 @@ class RunsBackwards(Exception):
 
 @dataclass
 class Story:
-    """A request of a journal, from its submission to its end, with those that took it up again."""
+    """A request of a journal, from its submission to its end, with those that took it up again. latest: the id of
+    the last of them, whose grant and end count."""
 
     spec: RequestSpec
+    latest: str
     line: str
     submitted_at: float
     granted_at: float | None = None
@@ -49,15 +51,18 @@ class Stories:
             self._event(row, line)
         elif "request" in row:
             one = row["request"]
-            story = self._begin(RequestSpec.load(one["spec"]), line, one["submitted_at"])
-            story.granted_at, story.ended_at = one["granted_at"], one["ended_at"]
+            times = {
+                name: _time(one, name) for name in ("submitted_at", "granted_at", "ended_at") if one[name] is not None
+            }
+            story = self._begin(RequestSpec.load(one["spec"]), line, times["submitted_at"])
+            story.granted_at, story.ended_at = times.get("granted_at"), times.get("ended_at")
         elif not {"pool", "schema", "version"} & set(row):
             raise KeyError("n, request, pool, version or schema")
         elif "at" in row:
-            self.now = row["at"]
+            self.now = _time(row, "at")
 
     def _event(self, row: dict[str, Any], line: str) -> None:
-        at = float(row["at"])
+        at = _time(row, "at")
         if at < self.now:
             raise RunsBackwards(f"at: {at} is before {self.now}: times must not run backwards")
         self.now = at
@@ -65,8 +70,8 @@ class Stories:
             spec = event_of(row).spec  # type: ignore[union-attr]
             self._begin(spec, line, at)
         for decision in row["decided"]:
-            if decision[0] == "status" and decision[1] in self._of:
-                story = self._of[decision[1]]
+            story = self._of.get(decision[1]) if decision[0] == "status" else None
+            if story is not None and story.latest == decision[1]:
                 if decision[2] == "allocated" and story.granted_at is None:
                     story.granted_at = at
                 elif decision[2] in self.ENDS:
@@ -77,12 +82,21 @@ class Stories:
         former = self._of.get(spec.retry_of) if spec.retry_of is not None else None
         if former is not None:
             former.granted_at = former.ended_at = None
+            former.latest = spec.id
             self._of[spec.id] = former
             return former
-        story = self._of[spec.id] = Story(spec, line, at)
+        story = self._of[spec.id] = Story(spec, spec.id, line, at)
         self.stories.append(story)
         return story
 
     def whole(self) -> list[Story]:
         """In order of submission."""
         return sorted(self.stories, key=lambda story: story.submitted_at)
+
+
+def _time(row: dict[str, Any], name: str) -> float:
+    """In seconds. Raises ValueError for what is not a time."""
+    value = row[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_AMOUNT:
+        raise ValueError(f"{name}: {shorten(value)} is not a time in seconds")
+    return float(value)

@@ -166,10 +166,9 @@ class Trace:
                 raise SpecError(f"{self.file}:{number}: {fault}") from None
             except SpecError as error:
                 self._bad(number, error)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                self._bad(
-                    number, f"is no line of an exported journal ({type(error).__name__}: {shorten(str(error))})"
-                )
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                wrong = f"{type(error).__name__}: {shorten(str(error))}"
+                self._bad(number, f"is not a line of an exported journal ({wrong})")
         for story in stories.whole():
             duration = story.ran_until(stories.now)
             if duration is None:
