@@ -125,7 +125,7 @@ def _show(reports: list[WorkloadReport], form: str) -> None:
     if form != "table":
         output.data({"reports": [report.as_dict() for report in reports]}, form)
         return
-    output.facts(facts_of(reports[0]))
+    output.facts(facts_of(reports))
     for title, headings, rows in tables_of(reports):
         click.echo(f"\n{title}")
         output.table(headings, rows)

@@ -30,7 +30,7 @@ WAIT_STEPS = 60
 def page_of(runs: Sequence[Run]) -> str:
     """HTML of one run, or of several over the same trace."""
     reports = [report for report, _ in runs]
-    facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts_of(reports[0]).items())
+    facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts_of(reports).items())
     tables = "".join(_table(*one) for one in tables_of(reports))
     names = _names(runs)
     scale = _Scale(

@@ -63,6 +63,17 @@ class Eviction:
     lost: dict[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class HeldUp:
+    """A request that was blocked in a pool though it was inside its reserve. known_gap: the gap of semantics 7, law
+    4, explains it, so that it is not a violation."""
+
+    request: str
+    component: str
+    pool: str
+    known_gap: bool
+
+
 @dataclass
 class Tally:
     """What happened to the jobs of one component. waits: of those that began, in seconds, beside when they were
@@ -81,8 +92,8 @@ class Tally:
 
 @dataclass
 class Workload:
-    """What came of a replay. violations: requests that were held up inside their reserve; known_gap: those that
-    the gap of semantics 7, law 4, explains. usage: (pool, component, key) -> what was held over time."""
+    """What came of a replay. held_up: who was, inside his reserve. usage: (pool, component, key) -> what was held
+    over time."""
 
     config: BrokerConfig
     after_preemption: AfterPreemption
@@ -91,8 +102,7 @@ class Workload:
     events: int = 0
     components: dict[str, Tally] = field(default_factory=dict)
     evictions: list[Eviction] = field(default_factory=list)
-    violations: set[str] = field(default_factory=set)
-    known_gap: set[str] = field(default_factory=set)
+    held_up: set[HeldUp] = field(default_factory=set)
     usage: dict[tuple[str, str, str], Timeline] = field(default_factory=dict)
 
 
@@ -206,9 +216,11 @@ class _Run:
             if isinstance(instruction, ChangeStatus):
                 self._note(instruction)
         for pool in self.broker.pools.values():
-            held_up = held_up_inside_its_reserve(pool)
-            if held_up is not None:
-                (self.workload.known_gap if held_up[1] else self.workload.violations).add(held_up[0].id)
+            found = held_up_inside_its_reserve(pool)
+            if found is not None:
+                request, known_gap = found
+                component = self.present[request.id].component
+                self.workload.held_up.add(HeldUp(request.id, component, pool.name, known_gap))
         if self.watch is not None:
             self.watch(self.broker)
         while self.again:
