@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from raypool.cli import output
+from raypool.cli.values import config_in
 from raypool.errors import RaypoolError, SpecError
 
 if TYPE_CHECKING:
@@ -93,12 +94,8 @@ def _names(files: list[Path]) -> list[str]:
 
 def _run(trace: Trace, pools: Path, after: AfterPreemption) -> Workload:
     from raypool.simulation.workload import replay_workload
-    from raypool.spec import BrokerConfig
 
-    try:
-        config = BrokerConfig.from_yaml(pools)
-    except SpecError as error:
-        raise SpecError(f"{pools}: {error}", error.problems) from None
+    config = config_in(pools)
     with click.progressbar(length=trace.size, label=f"{trace.file.name} under {pools.name}", file=sys.stderr) as bar:
         done = 0
 
