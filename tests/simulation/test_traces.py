@@ -122,7 +122,7 @@ BAD = {
     "an end before its start": ("1,5,2,a,1,", "end: 2 is before 5, when it started"),
     "an unmapped component": ("1,1,2,c,1,", "component (column 'who'): the mapping has no value for 'c'"),
     "half a gpu": ("1,1,2,a,1.5,", "gpus (column 'n'): 1.5 is not a whole number"),
-    "fewer than none": ("1,1,2,a,-1,", "gpus (column 'n'): -1 is less than nothing"),
+    "fewer than none": ("1,1,2,a,-1,", "gpus (column 'n'): -1 is negative"),
     "too few cells": ("1,1,2", "has 3 cells, the header has 6"),
     "too many cells": ("1,1,2,a,1,000,firm", "has 7 cells, the header has 6"),
     "more than may be": ("1,1,2,a,1e16,", "gpus (column 'n'): '1e16' is beyond"),

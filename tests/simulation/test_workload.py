@@ -119,6 +119,14 @@ def test_pools_that_are_refused_are_a_fault_of_the_file() -> None:
         run(job("a", 0, 1, "low", 1), low=5)
 
 
+def test_hundreds_may_be_evicted_in_one_instant() -> None:
+    pools = config().model_copy(update={"pools": (config().pools[0].model_copy(update={"capacity": {"gpu": 600}}),)})
+    low = [job("small", 0, 50, "low", 1)] * 600
+    workload = replay_workload([*low, job("large", 10, 20, "high", 600)], pools)
+    assert len(workload.evictions) == 600 and workload.components["low"].finished == 600
+    assert workload.ended_at == 10 + 20 + 50
+
+
 def test_a_limit_on_the_duration_is_in_the_trace_already() -> None:
     """A request of a journal that had to leave after its 2 s, and took another second of its grace to do so."""
     resources = ResourceSettings(gpu_count=4)

@@ -87,7 +87,7 @@ class Table:
             if duration < 0:
                 raise BadLine(f"end: {end:.10g} is before {start:.10g}, when it started")
         if duration < 0:
-            raise BadLine(f"duration: {duration:g} s is less than nothing")
+            raise BadLine(f"duration: {duration:g} s is negative")
         return duration
 
     def _value(self, name: str, row: Sequence[str], default: Any) -> Any:
@@ -125,7 +125,7 @@ class Table:
         if number is None:
             return default
         if number < 0:
-            raise BadLine(f"{self._named(name)}: {number:g} is less than nothing")
+            raise BadLine(f"{self._named(name)}: {number:g} is negative")
         if number % 1 and getattr(self.mapping, name).scale == 1.0:
             raise BadLine(f"{self._named(name)}: {number:g} is not a whole number")
         return math.ceil(round(number, 6))

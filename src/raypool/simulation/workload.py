@@ -172,7 +172,7 @@ class _Run:
         if tally is None:
             tally = self.workload.components[name] = Tally(first_at=at)
         tally.jobs += 1
-        self._ask(_Running(job, name, tally, 1, job.duration_seconds))
+        self._feed(self._submission(_Running(job, name, tally, 1, job.duration_seconds)))
 
     def finish(self) -> Workload:
         self._run_until(float("inf"))
@@ -200,17 +200,24 @@ class _Run:
             else:
                 return
 
-    def _ask(self, one: _Running) -> None:
+    def _submission(self, one: _Running) -> ev.Event:
         """Under an id of its own: those of a trace may be there twice. Without a limit on its duration: how long it
         ran in the trace is known, and what its limit made of that is in there."""
         self.number += 1
         one.number = self.number
         id = str(one.number)
         self.present[id] = one
-        spec = one.job.spec.model_copy(update={"id": id, "max_duration_seconds": None, "retry_of": None})
-        self._feed(ev.Submitted(spec))
+        return ev.Submitted(
+            one.job.spec.model_copy(update={"id": id, "max_duration_seconds": None, "retry_of": None})
+        )
 
     def _feed(self, event: ev.Event) -> None:
+        """The event, then the jobs that were preempted by it, asked again one by one."""
+        self._handle(event)
+        while self.again:
+            self._handle(self._submission(self.again.popleft()))
+
+    def _handle(self, event: ev.Event) -> None:
         self.workload.events += 1
         for instruction in self.broker.handle(event, self.clock):
             if isinstance(instruction, ChangeStatus):
@@ -223,8 +230,6 @@ class _Run:
                 self.workload.held_up.add(HeldUp(request.id, component, pool.name, known_gap))
         if self.watch is not None:
             self.watch(self.broker)
-        while self.again:
-            self._ask(self.again.popleft())
 
     # --- what the core decided ----------------------------------------------------------------
 
