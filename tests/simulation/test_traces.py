@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,7 @@ BAD = {
     "for ever": ("1,1,inf,a,1,", "end (column 'ended'): 'inf' is beyond"),
     "an end before its start": ("1,5,2,a,1,", "end: 2 is before 5, when it started"),
     "an unmapped component": ("1,1,2,c,1,", "component (column 'who'): the mapping has no value for 'c'"),
+    "a name for a gpu": ("1,1,2,a,1_0,", "gpus (column 'n'): '1_0' is not a number"),
     "half a gpu": ("1,1,2,a,1.5,", "gpus (column 'n'): 1.5 is not a whole number"),
     "fewer than none": ("1,1,2,a,-1,", "gpus (column 'n'): -1 is negative"),
     "too few cells": ("1,1,2", "has 3 cells, the header has 6"),
@@ -140,6 +142,20 @@ def test_a_bad_line_is_named_with_its_field_and_left_out_only_when_told(tmp_path
     read = trace(tmp_path, text, mapping=mapping(), skip_bad=True)
     assert [job.submitted_at for job in read] == [0]
     assert read.counts.bad == 1 and says in read.counts.told[0]
+
+
+@pytest.mark.parametrize(
+    ("field", "cell", "says"),
+    [
+        ("cpus", "-1", "cpus (column 'n'): must be > 0, got -1.0"),
+        ("workers", "0", "workers (column 'n'): must be >= 1, got 0"),
+        ("component", "a/b", "component (column 'n'): must be 1 to 128 printable characters"),
+    ],
+)
+def test_what_no_request_may_have_is_named_by_its_column(tmp_path: Path, field: str, cell: str, says: str) -> None:
+    wanted = Mapping.load({"submit": "asked", "duration": 1, "component": {"value": "a"}} | {field: "n"})
+    with pytest.raises(SpecError, match=re.escape(f"trace.csv:2: {says}")):
+        list(trace(tmp_path, f"asked,n\n1,{cell}\n", mapping=wanted))
 
 
 def test_all_bad_lines_are_counted_and_ten_are_told(tmp_path: Path) -> None:

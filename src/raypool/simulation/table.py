@@ -70,7 +70,8 @@ class Table:
             self.mapping.pool,
         )
         if isinstance(request, str):
-            raise BadLine(request)
+            field, _, wrong = request.partition(":")
+            raise BadLine(f"{self._named(_IN_A_MAPPING.get(field, field))}:{wrong}")
         return Job(submitted_at, duration, request)
 
     def _duration(self, row: Sequence[str], submitted_at: float) -> float:
@@ -103,7 +104,7 @@ class Table:
             number = float(value)
         except ValueError:
             number = math.nan
-        if math.isnan(number) or isinstance(value, bool):
+        if math.isnan(number) or isinstance(value, bool) or "_" in str(value):  # 1_000 is one for Python only
             raise BadLine(f"{self._named(name)}: {shorten(value)} is not a number")
         if abs(number) > MAX_AMOUNT:
             raise BadLine(f"{self._named(name)}: {shorten(value)} is beyond {MAX_AMOUNT}")
@@ -139,9 +140,12 @@ class Table:
 
     def _named(self, name: str) -> str:
         """ "gpus (column 'num_gpu')"."""
-        column = getattr(self.mapping, name).column
-        return name if column in (None, name) else f"{name} (column '{column}')"
+        source = self.mapping.sources.get(name)
+        return name if source is None or source.column in (None, name) else f"{name} (column '{source.column}')"
 
+
+_IN_A_MAPPING = {"gpu_count": "gpus", "cpu_count": "cpus", "memory": "memory_mb"}
+"""What the fields of a request are called there."""
 
 _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 

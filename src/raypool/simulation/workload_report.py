@@ -311,8 +311,10 @@ def facts_of(reports: Sequence[WorkloadReport]) -> dict[str, str]:
     kept = [_violations(one) for one in reports]
     if len(set(kept)) > 1:
         kept = [f"{one.pools_file}: {sentence}" for one, sentence in zip(reports, kept, strict=True)]
+    noun = "job" if report.jobs == 1 else "jobs"
     return {
-        "trace": f"{report.trace}: {report.jobs} jobs{running}" + (f"; not among them: {without}" if without else ""),
+        "trace": f"{report.trace}: {report.jobs} {noun}{running}"
+        + (f"; not among them: {without}" if without else ""),
         "preempted jobs": report.after_preemption,
         "reserved guarantee": "; ".join(dict.fromkeys(kept)),
     }
