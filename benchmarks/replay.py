@@ -2,6 +2,9 @@
 
     python benchmarks/replay.py     # figures are processor time: other work on the machine matters less
 
+The last column is that time as a multiple of 20 million additions in a loop, measured beside each trace: it can be
+compared between machines, and between a quiet one and a busy one.
+
 Three made-up traces over a pool of 256 processors: one with room to spare, one that is contended, and one of many
 groups in a pool with backfill, whose lines are thousands long.
 """
@@ -9,6 +12,8 @@ groups in a pool with backfill, whose lines are thousands long.
 from __future__ import annotations
 
 import random
+import resource
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -62,14 +67,28 @@ def measure(file: Path, config: BrokerConfig) -> tuple[float, Workload]:
     return time.process_time() - began, workload
 
 
+def additions() -> float:
+    """Seconds of this processor for 20 million additions."""
+    began, total = time.process_time(), 0
+    for number in range(20_000_000):
+        total += number
+    return time.process_time() - began
+
+
 def main() -> None:
-    table = Table("trace", "seconds", "events", "preemptions", title=f"{JOBS:,} jobs on 256 processors")
+    headings = ("trace", "seconds", "events", "preemptions", "MB at most", "x 20M additions")
+    table = Table(*headings, title=f"{JOBS:,} jobs on 256 processors")
     with tempfile.TemporaryDirectory() as folder:
         for name, (groups, gap, queueing) in CASES.items():
             file = Path(folder) / "trace.swf"
             write_trace(file, groups, gap)
+            before = additions()
             seconds, workload = measure(file, pools(groups, queueing))
-            table.add_row(name, f"{seconds:.1f}", f"{workload.events:,}", f"{len(workload.evictions):,}")
+            ratio = seconds / ((before + additions()) / 2)
+            memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            figures = f"{seconds:.1f}", f"{workload.events:,}", f"{len(workload.evictions):,}", f"{memory:.0f}"
+            table.add_row(name, *figures, f"{ratio:.1f}")
+            print(f"{name}: {seconds:.1f} s, {ratio:.1f} x 20M additions", file=sys.stderr, flush=True)
     Console().print(table)
 
 

@@ -50,3 +50,19 @@ def blocks(page: Path, language: str) -> list[Block]:
 
 def all_blocks(language: str) -> list[Block]:
     return [block for page in PAGES for block in blocks(page, language)]
+
+
+def write_files(page: Path, folder: Path) -> None:
+    """The YAML blocks of a page that begin with a comment like `# pools.yaml`, as files."""
+    for block in blocks(page, "yaml"):
+        name, _, rest = block.text.partition("\n")
+        if name.startswith("# ") and name.endswith(".yaml"):
+            file = folder / name.removeprefix("# ")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(rest)
+
+
+def told_commands(page: Path) -> list[tuple[str, str]]:
+    """Each command of a page's console blocks, in order, with what it is said to print; "" if nothing is said."""
+    parts = [part for block in blocks(page, "console") for part in block.text.split("$ ")[1:]]
+    return [(command, told) for command, _, told in (part.partition("\n") for part in parts)]

@@ -42,11 +42,13 @@ def documents(block: Block) -> list[dict[str, Any]]:
 
 
 YAML = all_blocks("yaml")
-SCENARIOS = [block for block in YAML if any("timeline" in one for one in documents(block))]
+TIMELINES = [block for block in YAML if any("timeline" in one for one in documents(block))]
+SCENARIOS = [block for block in TIMELINES if all("pools" in one for one in documents(block))]
+"""Those that hold no pools are run with a pools file: tests/cli/test_cli_simulate.py."""
 CONFIGS = [
     block
     for block in YAML
-    if block not in SCENARIOS and any("pools" in one or "policies" in one for one in documents(block))
+    if block not in TIMELINES and any("pools" in one or "policies" in one for one in documents(block))
 ]
 
 

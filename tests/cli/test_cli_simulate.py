@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 import pytest
+
+from tests.pages import ROOT, told_commands, write_files
 
 if TYPE_CHECKING:
     from conftest import Cli
@@ -140,6 +143,39 @@ def test_simulate_does_not_import_ray(holds: str) -> None:
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+# --- a pools file -----------------------------------------------------------------------------
+
+
+def test_a_pools_file_stands_in_the_place_of_the_scenarios_own_pools(cli: Cli, tmp_path: Path, holds: str) -> None:
+    text = "pools: [{name: p, capacity: {gpu: 4}}]\npolicies:\n  - {pool: p, component: low, priority: 1}\n"
+    pools = _file(tmp_path, "pools.yaml", text + "  - {pool: p, component: high, priority: 2}\n")
+    shown = cli("simulate", "--pools", pools, holds, code=1).stdout
+    assert "'a': wanted status preempting, came allocated" in shown, "four GPUs are enough for both"
+    wrong = _file(tmp_path, "wrong.yaml", "pools: 7")
+    assert cli("simulate", "--pools", wrong, holds, code=2).stderr.startswith(f"Error: {wrong}: ")
+    refused = _file(tmp_path, "refused.yaml", text.replace("priority: 1", "priority: 1, reserved: {gpu: 5}"))
+    assert "5 gpu is above" in cli("simulate", "--pools", refused, holds, code=2).stderr
+
+
+def test_the_repository_of_the_manual_passes_until_somebody_lowers_the_reserve(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are the YAML blocks that begin with their names; its commands run in order."""
+    page = ROOT / "docs" / "scenarios.md"
+    monkeypatch.chdir(tmp_path)
+    write_files(page, tmp_path)
+    ran = []
+    for command, told in told_commands(page):
+        words = shlex.split(command)
+        if words[0] == "sed":
+            subprocess.run(words, check=True)
+        elif "--pools" in words and "scenarios/sandbox.yaml" in words:
+            ran.append(told.strip())
+            assert cli(*words[1:], code=1 if "FAILED" in told else 0).stdout.rstrip() == told.rstrip()
+    assert [bool(told) for told in ran] == [False, True]
+    assert ElementTree.parse("out.xml").getroot().get("tests") == "3"
 
 
 # --- JUnit ------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
-from raypool.simulation.page import HEIGHT, WIDTH, page_of
+from raypool.simulation.page import page_of
+from raypool.simulation.plot import HEIGHT, WIDTH
 from raypool.simulation.traces import Counts
 from raypool.simulation.workload import replay_workload
 from raypool.simulation.workload_report import report_of
@@ -37,6 +38,19 @@ def test_compared_policies_stand_side_by_side_on_one_scale() -> None:
     assert len(rows) == 5 and all(row.count("<figure>") == 2 for row in rows)
     left, right = ([text.text for text in svg.iter("text")] for svg in plots(rows[0]))
     assert left == right, "the same waits at the same height"
+
+
+def test_pools_that_only_one_of_two_policies_has_are_shown_beside_a_gap() -> None:
+    more = config()
+    more = more.model_copy(update={"pools": (*more.pools, more.pools[0].model_copy(update={"name": "a"}))})
+    runs = []
+    for name, pools in [("one.yaml", config()), ("two.yaml", more)]:
+        workload = replay_workload(random_jobs(5), pools)
+        runs.append((report_of(workload, "t", Counts(), name), workload))
+    rows = re.findall(r'<div class="row">(.*?)</div>(?=<div class="row">|<h2>)', page_of(runs), re.DOTALL)
+    shown = [re.findall(r"<figcaption>(.*?)</figcaption>|<div></div>", row) for row in rows]
+    assert ["gpu in use in p, one.yaml", "gpu in use in p, two.yaml"] in shown
+    assert ["", "gpu in use in a, two.yaml"] in shown
 
 
 def test_every_mark_is_inside_its_plot_and_evictions_are_marked() -> None:

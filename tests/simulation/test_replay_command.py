@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from raypool.cli.main import main
 
-from ..pages import ROOT, blocks
+from ..pages import ROOT, told_commands, write_files
 
 POOLS = """
 pools: [{name: p, capacity: {gpu: 4}}]
@@ -93,21 +93,16 @@ PAGE = ROOT / "docs" / "replay.md"
 def test_the_worked_example_prints_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its files are the YAML blocks that begin with their names; its commands run in order."""
     monkeypatch.chdir(tmp_path)
-    for block in blocks(PAGE, "yaml"):
-        name, _, rest = block.text.partition("\n")
-        if name.startswith("# ") and name.endswith(".yaml"):
-            Path(name.removeprefix("# ")).write_text(rest)
+    write_files(PAGE, tmp_path)
     ran = 0
-    for block in blocks(PAGE, "console"):
-        for part in block.text.split("$ ")[1:]:
-            command, _, wanted = part.partition("\n")
-            words = command.split()
-            if words[0] == "python":
-                script = ROOT / words[1]
-                done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
-                assert words[2] == ">"
-                Path(words[3]).write_text(done.stdout)
-            elif wanted.strip():
-                assert raypool(*words[1:]).stdout == wanted.rstrip("\n") + "\n", command
-                ran += 1
+    for command, wanted in told_commands(PAGE):
+        words = command.split()
+        if words[0] == "python":
+            script = ROOT / words[1]
+            done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+            assert words[2] == ">"
+            Path(words[3]).write_text(done.stdout)
+        elif wanted.strip():
+            assert raypool(*words[1:]).stdout == wanted.rstrip("\n") + "\n", command
+            ran += 1
     assert ran >= 2

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from raypool.core.broker import Broker, World
 from raypool.core.records import line_of
 from raypool.core.snapshot import Snapshots
 from raypool.errors import SpecError
+from raypool.simulation.job import Job
 from raypool.simulation.mapping import Mapping, read_mapping
-from raypool.simulation.traces import Job, Trace
+from raypool.simulation.traces import Trace
 from raypool.spec import BrokerConfig, RequestSpec, ResourceSettings
 
 COLUMNS = "asked,began,ended,who,n,kind\n"
@@ -80,9 +83,24 @@ def test_constants_scales_defaults_and_iso_times(tmp_path: Path) -> None:
 
 
 def test_cells_may_stand_apart_and_be_parted_by_something_else(tmp_path: Path) -> None:
-    text = "\ufeff" + COLUMNS.replace(",", "; ") + '10; 12; 20; "a"; 2; firm\r\n\r\n'
+    text = "\ufeff\n" + COLUMNS.replace(",", "; ") + '10; 12; 20; "a"; 2; firm;\r\n\r\n'
     (job,) = trace(tmp_path, text, mapping=mapping(delimiter=";"))
     assert facts(job) == (10, 8, "alpha", {"gpu": 2}, False)
+
+
+def test_a_quote_that_nothing_closes_costs_its_own_line_only(tmp_path: Path) -> None:
+    rows = [f"{at},{at},{at + 9},a,1,\n" for at in range(5000)]
+    rows[7] = '7,7,16,"a,1,\n'
+    read = trace(tmp_path, COLUMNS + "".join(rows), mapping=mapping(), skip_bad=True)
+    assert [job.submitted_at for job in read] == [at for at in range(5000) if at != 7]
+    assert (read.counts.bad, "trace.csv:9: not readable as CSV" in read.counts.told[0]) == (1, True)
+
+
+def test_a_cell_may_go_over_lines_and_its_row_is_named_by_the_first(tmp_path: Path) -> None:
+    text = COLUMNS + '1,1,2,a,1,"two\n\nlines"\n2,2,3,a,1,"two\nlines"\n3,3,4,a,x,\n'
+    read = trace(tmp_path, text, mapping=mapping(), skip_bad=True)
+    assert [job.submitted_at for job in read] == [1, 2]
+    assert read.counts.told[0].startswith(f"{read.file}:7: gpus")
 
 
 def test_jobs_that_never_ran_and_rows_that_are_left_out_are_counted(tmp_path: Path) -> None:
@@ -104,9 +122,11 @@ BAD = {
     "for ever": ("1,1,inf,a,1,", "end (column 'ended'): 'inf' is beyond"),
     "an end before its start": ("1,5,2,a,1,", "end: 2 is before 5, when it started"),
     "an unmapped component": ("1,1,2,c,1,", "component (column 'who'): the mapping has no value for 'c'"),
+    "a name for a gpu": ("1,1,2,a,1_0,", "gpus (column 'n'): '1_0' is not a number"),
     "half a gpu": ("1,1,2,a,1.5,", "gpus (column 'n'): 1.5 is not a whole number"),
-    "fewer than none": ("1,1,2,a,-1,", "gpus (column 'n'): -1 is less than nothing"),
+    "fewer than none": ("1,1,2,a,-1,", "gpus (column 'n'): -1 is negative"),
     "too few cells": ("1,1,2", "has 3 cells, the header has 6"),
+    "too many cells": ("1,1,2,a,1,000,firm", "has 7 cells, the header has 6"),
     "more than may be": ("1,1,2,a,1e16,", "gpus (column 'n'): '1e16' is beyond"),
     "an open quote": ('1,1,2,a,1,"', "not readable as CSV"),
 }
@@ -122,6 +142,20 @@ def test_a_bad_line_is_named_with_its_field_and_left_out_only_when_told(tmp_path
     read = trace(tmp_path, text, mapping=mapping(), skip_bad=True)
     assert [job.submitted_at for job in read] == [0]
     assert read.counts.bad == 1 and says in read.counts.told[0]
+
+
+@pytest.mark.parametrize(
+    ("field", "cell", "says"),
+    [
+        ("cpus", "-1", "cpus (column 'n'): must be > 0, got -1.0"),
+        ("workers", "0", "workers (column 'n'): must be >= 1, got 0"),
+        ("component", "a/b", "component (column 'n'): must be 1 to 128 printable characters"),
+    ],
+)
+def test_what_no_request_may_have_is_named_by_its_column(tmp_path: Path, field: str, cell: str, says: str) -> None:
+    wanted = Mapping.load({"submit": "asked", "duration": 1, "component": {"value": "a"}} | {field: "n"})
+    with pytest.raises(SpecError, match=re.escape(f"trace.csv:2: {says}")):
+        list(trace(tmp_path, f"asked,n\n1,{cell}\n", mapping=wanted))
 
 
 def test_all_bad_lines_are_counted_and_ten_are_told(tmp_path: Path) -> None:
@@ -141,6 +175,13 @@ def test_times_that_run_backwards_are_an_error_whatever_is_skipped(tmp_path: Pat
     [
         ("trace.csv", "a,b\n", {}, "a CSV needs a mapping file"),
         ("trace.csv", "", {"mapping": mapping()}, "is empty"),
+        (
+            "trace.csv",
+            'asked,"began\n' + COLUMNS,
+            {"mapping": mapping(), "skip_bad": True},
+            ":1: the names of the colu",
+        ),
+        ("trace.csv", "n," + COLUMNS, {"mapping": mapping()}, "gpus: there are 2 columns 'n'"),
         ("trace.csv", "asked,began\n", {"mapping": mapping()}, "end: there is no column 'ended'"),
         ("trace.csv", COLUMNS, {"mapping": Mapping()}, "does not say what is submit and what is component and what"),
         ("trace.csv", COLUMNS, {"mapping": mapping(leave_out={"x": "1"})}, "leave_out: there is no column 'x'"),
@@ -177,10 +218,48 @@ def test_a_mapping_that_is_none_says_why(tmp_path: Path, text: str, says: str) -
 
 @pytest.mark.parametrize("name", ["trace.swf", "trace.swf.gz"])
 def test_the_standard_workload_format_needs_no_mapping(tmp_path: Path, name: str) -> None:
-    text = "; Version: 2.2\n;\n" + swf_line(1, 0, 100, 4) + swf_line(2, 5, -1, 4) + swf_line(3, 6, 9, -1, field7=2)
-    read = trace(tmp_path, text + swf_line(4, 7, 9, -1, field7=-1, group=-1), name)
-    assert list(map(facts, read)) == [(0, 100, "group-3", {"gpu": 4}, True), (6, 9, "group-3", {"gpu": 2}, True)]
-    assert read.counts.never_ran == 2, "one has no run time, one no processors"
+    text = "; Version: 2.2\n; UnixStartTime: 1000\n;\n\n" + swf_line(1, 0, 100, 4) + swf_line(2, 5, -1, 4)
+    read = trace(tmp_path, text + "  " + swf_line(3, 6, 9, -1, field7=2, group=-1), name)
+    assert list(map(facts, read)) == [
+        (0, 100, "group-3", {"gpu": 4}, True),
+        (6, 9, "group-unknown", {"gpu": 2}, True),
+    ]
+    assert read.counts.never_ran == 1, "the second has no run time"
+
+
+NEVER_RAN = {
+    "no run time": swf_line(2, 5, -1, 4),
+    "no processor": swf_line(2, 5, 9, 0),
+    "none asked either": swf_line(2, 5, 9, -1, field7=0),
+    "cancelled before it began": swf_line(2, 5, 0, -1, field7=4, field10=5),
+    "cancelled, the run time not known": swf_line(2, 5, -1, 4, field10=5),
+}
+
+
+@pytest.mark.parametrize("line", NEVER_RAN.values(), ids=NEVER_RAN)
+def test_a_job_of_a_swf_that_never_ran_is_counted(tmp_path: Path, line: str) -> None:
+    read = trace(tmp_path, swf_line(1, 0, 100, 4) + line, "trace.swf")
+    assert (len(list(read)), read.counts.never_ran) == (1, 1)
+
+
+def test_a_job_of_a_swf_that_failed_or_was_cancelled_late_has_run(tmp_path: Path) -> None:
+    lines = [swf_line(1, 0, 0, 4), swf_line(2, 1, 7, 4, field10=5), swf_line(3, 2, 8, 4, field10=0)]
+    assert [job.duration_seconds for job in trace(tmp_path, "".join(lines), "trace.swf")] == [0, 7, 8]
+
+
+def test_the_parts_of_a_job_that_was_swapped_out_are_not_jobs_of_their_own(tmp_path: Path) -> None:
+    parts = [swf_line(1, 0, 30, 4, field10=2), swf_line(1, -1, 70, 4, field10=3)]
+    read = trace(tmp_path, swf_line(1, 0, 100, 4) + "".join(parts) + swf_line(2, 9, 5, 4), "trace.swf")
+    assert [job.duration_seconds for job in read] == [100, 5]
+    assert (read.counts.jobs, read.counts.parts, read.counts.bad) == (2, 2, 0)
+
+
+def test_a_swf_that_does_not_know_its_processors_needs_a_mapping(tmp_path: Path) -> None:
+    line = swf_line(1, 0, 9, -1, field7=-1)
+    with pytest.raises(SpecError, match=r"trace\.swf:1: gpus \(column 'processors'\): 'unknown' is not a number"):
+        list(trace(tmp_path, line, "trace.swf"))
+    (job,) = trace(tmp_path, line, "trace.swf", mapping=Mapping.load({"gpus": 1}))
+    assert facts(job)[3] == {"gpu": 1}
 
 
 def test_a_mapping_says_otherwise_for_a_swf(tmp_path: Path) -> None:
@@ -260,11 +339,35 @@ def test_a_journal_tells_when_jobs_were_asked_and_how_long_they_ran(tmp_path: Pa
     assert (read.counts.still_running, read.counts.never_ran) == (1, 2), "d holds on; c and e never ran"
 
 
+def test_who_is_taken_up_again_before_he_has_left_ends_only_once(tmp_path: Path) -> None:
+    """a is asked again within its grace: that a ends then is not the end of what goes on as a2."""
+    pools = [{"name": "p", "capacity": {"gpu": 2}, "grace_seconds": 30}]
+    story: list[tuple[float, ev.Event]] = [
+        (100, ev.ConfigApplied(BrokerConfig.load(POOLS | {"pools": pools}))),
+        (100, submitted("a", "low", 2)),
+        (110, submitted("b", "high", 2)),
+        (115, submitted("a2", "low", 2, retry_of="a")),
+        (140, ev.TimePassed()),  # a leaves, b begins
+        (150, ev.Released("b")),  # a2 begins
+        (160, submitted("c", "low", 1)),
+    ]
+    read = trace(tmp_path, journal(story, 1), "trace.jsonl")
+    assert [(job.spec.id, job.duration_seconds) for job in read] == [("a", 10), ("b", 10)]
+    assert (read.counts.still_running, read.counts.never_ran) == (1, 1), "a2 holds on; c waits"
+
+
 def test_a_bad_line_of_a_journal_is_named(tmp_path: Path) -> None:
     lines = journal(STORY, 1).splitlines()
-    for wrong in ("{", "[]", "7", "{}", json.dumps({"n": 2, "event": "Submitted", "at": 1e9})):
+    event = {"n": 2, "event": "Submitted", "at": 1e9}
+    times = {"submitted_at": 1, "granted_at": "x", "ended_at": None}
+    rows = [
+        event, event | {"at": "x"}, event | {"at": math.nan}, {"schema": 1, "at": None},
+        {"n": 2, "event": "TimePassed", "at": 1e9, "decided": [[]]},
+        {"request": {"spec": {"component": "low"}, **times}},
+    ]  # fmt: skip
+    for wrong in ["{", "[]", "7", "{}", *map(json.dumps, rows)]:
         text = "\n".join([*lines[:3], wrong])
-        with pytest.raises(SpecError, match=r"trace\.jsonl:4: is no line of an exported journal"):
+        with pytest.raises(SpecError, match=r"trace\.jsonl:4: is not a line of an exported journal"):
             list(trace(tmp_path, text, "trace.jsonl"))
     read = trace(tmp_path, text, "trace.jsonl", skip_bad=True)
     list(read)

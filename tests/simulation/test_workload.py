@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from raypool.core.broker import Broker
+from raypool.core.status import Status
 from raypool.errors import SpecError
+from raypool.simulation.job import Job
 from raypool.simulation.timeline import STEPS, Timeline
-from raypool.simulation.traces import Counts, Job
-from raypool.simulation.workload import AfterPreemption, Workload, replay_workload
+from raypool.simulation.traces import Counts
+from raypool.simulation.workload import AfterPreemption, HeldUp, Workload, replay_workload
 from raypool.simulation.workload_report import WorkloadReport, facts_of, lasted, report_of, tables_of, wait_of
 from raypool.spec import BrokerConfig, RequestSpec, ResourceSettings
 
@@ -87,6 +89,20 @@ def test_a_job_runs_on_in_its_grace_and_may_come_to_its_end_there() -> None:
     assert of(report, "high").wait.max == 30 and report.makespan_seconds == 90 + 100
 
 
+def test_at_one_instant_jobs_end_in_the_order_in_which_they_were_asked() -> None:
+    """Also the ninth and the tenth, which begin in the same instant, when the eighth ends."""
+    short = [job("short", 0, 0, "low", 1)] * 7
+    blocks, ninth, tenth = job("blocks", 0, 20, "low", 4), job("a", 1, 10, "low", 1), job("b", 1, 10, "low", 1)
+    ended: list[str] = []
+
+    def watch(broker: Broker) -> None:
+        now_ended = [id for id, one in broker.requests.items() if one.status is Status.RELEASED]
+        ended.extend(id for id in now_ended if id not in ended)
+
+    replay_workload([*short, blocks, ninth, tenth], config(), watch=watch)
+    assert ended == [str(number) for number in range(1, 11)]
+
+
 def test_a_component_without_a_policy_is_rejected_and_counted_with_the_reason() -> None:
     report, _ = run(job("a", 0, 5, "guest", 1), job("b", 1, 5, "guest", 1), job("c", 2, 5, "low", 9))
     assert of(report, "guest").refused[0].jobs == 2
@@ -101,6 +117,22 @@ def test_a_component_without_a_policy_is_rejected_and_counted_with_the_reason() 
 def test_pools_that_are_refused_are_a_fault_of_the_file() -> None:
     with pytest.raises(SpecError, match="5 gpu is above"):
         run(job("a", 0, 1, "low", 1), low=5)
+
+
+def test_hundreds_may_be_evicted_in_one_instant() -> None:
+    pools = config().model_copy(update={"pools": (config().pools[0].model_copy(update={"capacity": {"gpu": 600}}),)})
+    low = [job("small", 0, 50, "low", 1)] * 600
+    workload = replay_workload([*low, job("large", 10, 20, "high", 600)], pools)
+    assert len(workload.evictions) == 600 and workload.components["low"].finished == 600
+    assert workload.ended_at == 10 + 20 + 50
+
+
+def test_a_limit_on_the_duration_is_in_the_trace_already() -> None:
+    """A request of a journal that had to leave after its 2 s, and took another second of its grace to do so."""
+    resources = ResourceSettings(gpu_count=4)
+    limited = RequestSpec(id="a", component="low", resources=resources, max_duration_seconds=2, retry_of="1")
+    report, workload = run(Job(0, 3, limited), Job(5, 3, limited), grace=30)
+    assert of(report, "low").finished == 2 and report.makespan_seconds == 8 and workload.evictions == []
 
 
 def test_an_id_may_be_there_twice() -> None:
@@ -162,7 +194,7 @@ def test_random_workloads_keep_the_laws_and_their_figures_add_up(seed: int) -> N
     workload = replay_workload(random_jobs(seed), pools, after, watch=ledger)
     report = report_of(workload, "trace", Counts(), "pools")
 
-    assert workload.violations == set() and ledger.events == workload.events > 120
+    assert all(one.known_gap for one in workload.held_up) and ledger.events == workload.events > 120
     for one in report.components:
         assert one.finished + one.never_began + sum(refusal.jobs for refusal in one.refused) == one.jobs
         assert one.never_began == 0
@@ -200,7 +232,23 @@ def test_who_is_held_up_inside_his_reserve_is_seen() -> None:
     workload = replay_workload(jobs, pools)
     report = report_of(workload, "trace", Counts(), "pools")
     assert (report.known_gap, report.reserve_violations) == (1, 0)
-    assert facts_of(report)["reserved guarantee"] == "0 violations (and 1 by the known gap of law 4)"
+    assert facts_of([report])["reserved guarantee"] == "0 violations (and 1 by the known gap of law 4)"
+
+
+def test_violations_are_told_of_each_component_each_pool_and_each_of_two_policies() -> None:
+    report, workload = run(job("a", 0, 5, "low", 4), job("b", 1, 5, "high", 4))
+    workload.held_up |= {
+        HeldUp("1", "low", "p", known_gap=False),
+        HeldUp("1", "low", "q", known_gap=False),
+        HeldUp("2", "high", "p", known_gap=True),
+    }
+    broken = report_of(workload, "trace", Counts(), "other")
+    assert [one.reserve_violations for one in (broken, of(broken, "low"), of(broken, "high"))] == [1, 1, 0]
+    assert broken.pools[0].reserve_violations == 1
+    assert facts_of([report, report])["reserved guarantee"] == "0 violations"
+    assert facts_of([report, broken])["reserved guarantee"] == (
+        "pools: 0 violations; other: 1 violation (low 1) (and 1 by the known gap of law 4)"
+    )
 
 
 def fits(each: Job, pools: BrokerConfig) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from raypool.cli import output
+from raypool.cli.values import config_in
 from raypool.errors import RaypoolError, SpecError
 
 if TYPE_CHECKING:
@@ -93,12 +94,8 @@ def _names(files: list[Path]) -> list[str]:
 
 def _run(trace: Trace, pools: Path, after: AfterPreemption) -> Workload:
     from raypool.simulation.workload import replay_workload
-    from raypool.spec import BrokerConfig
 
-    try:
-        config = BrokerConfig.from_yaml(pools)
-    except SpecError as error:
-        raise SpecError(f"{pools}: {error}", error.problems) from None
+    config = config_in(pools)
     with click.progressbar(length=trace.size, label=f"{trace.file.name} under {pools.name}", file=sys.stderr) as bar:
         done = 0
 
@@ -125,7 +122,7 @@ def _show(reports: list[WorkloadReport], form: str) -> None:
     if form != "table":
         output.data({"reports": [report.as_dict() for report in reports]}, form)
         return
-    output.facts(facts_of(reports[0]))
+    output.facts(facts_of(reports))
     for title, headings, rows in tables_of(reports):
         click.echo(f"\n{title}")
         output.table(headings, rows)

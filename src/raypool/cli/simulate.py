@@ -10,27 +10,31 @@ from typing import TYPE_CHECKING
 import click
 
 from raypool.cli import output
+from raypool.cli.values import config_in
 from raypool.errors import RaypoolError, SpecError
 
 if TYPE_CHECKING:
     from raypool.simulation import SimulationReport, Step
+    from raypool.spec import BrokerConfig
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command()
-@click.argument(
-    "files", nargs=-1, required=True, metavar="FILE...", type=click.Path(exists=True, dir_okay=False, path_type=Path)
-)
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=_FILE)
+@click.option("--pools", type=_FILE, help="Pools and policies to test, in the place of the scenarios' own.")
 @click.option("--json", "as_json", is_flag=True, help="Print the reports as JSON.")
 @click.option("--junit", type=click.Path(dir_okay=False, path_type=Path), help="Write the results as JUnit XML, too.")
 @click.option("--quiet", is_flag=True, help="Print only what failed.")
-def simulate(files: tuple[Path, ...], as_json: bool, junit: Path | None, quiet: bool) -> None:
+def simulate(files: tuple[Path, ...], pools: Path | None, as_json: bool, junit: Path | None, quiet: bool) -> None:
     """Run scenario files in virtual time, without Ray.
 
     Prints what happens and when, and which expectations fail.
 
     Exit codes: 0 every expectation holds, 1 one fails, 2 a file is not a scenario.
     """
-    reports = [report for file in files for report in _run(file)]
+    config = config_in(pools) if pools is not None else None
+    reports = [report for file in files for report in _run(file, config)]
     failed = [report for report in reports if not report.passed]
     if junit is not None:
         _write_junit(junit, reports)
@@ -47,12 +51,14 @@ def simulate(files: tuple[Path, ...], as_json: bool, junit: Path | None, quiet: 
         click.get_current_context().exit(1)
 
 
-def _run(file: Path) -> list[SimulationReport]:
-    """Raises SpecError, naming the file, if one of its documents is not a scenario."""
+def _run(file: Path, config: BrokerConfig | None) -> list[SimulationReport]:
+    """Under `config`, if there is one. Raises SpecError, naming the file, if a document of it is not a scenario."""
     from raypool.simulation import read_scenarios, simulate
 
     reports = []
     for scenario in list(read_scenarios(file)):
+        if config is not None:
+            scenario = scenario.model_copy(update={"pools": config.pools, "policies": config.policies})
         try:
             reports.append(replace(simulate(scenario), file=str(file)))
         except SpecError as error:

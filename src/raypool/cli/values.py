@@ -1,12 +1,17 @@
-"""What is written behind an option and is more than a word: amounts, and pairs like KEY=VALUE."""
+"""What is written behind an option and is more than a word: amounts, pairs like KEY=VALUE, a pools file."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from raypool.errors import SpecError
+
 if TYPE_CHECKING:
+    from raypool.spec import BrokerConfig
+
     _ParamType = click.ParamType[Any]
 else:
     _ParamType = click.ParamType  # not generic before click 8.4
@@ -50,3 +55,13 @@ class Pair(_ParamType):
 
 AMOUNTS = Amounts()
 PAIR = Pair()
+
+
+def config_in(file: Path) -> BrokerConfig:
+    """The pools and policies of a file. Raises SpecError, naming it."""
+    from raypool.spec import BrokerConfig
+
+    try:
+        return BrokerConfig.from_yaml(file)
+    except SpecError as error:
+        raise SpecError(f"{file}: {error}", error.problems) from None

@@ -124,17 +124,3 @@ def read_mapping(file: Path) -> Mapping:
     except SpecError as error:
         raise SpecError(f"{file}: {error}", error.problems) from None
     return mapping
-
-
-PROCESSORS = Mapping.load(
-    {
-        "submit": "submit",
-        "duration": "run_time",
-        "component": {"column": "group"},
-        "gpus": "processors",
-        "workers": 1,
-        "preemptible": True,
-    }
-)
-"""How a trace in the Standard Workload Format is read where a mapping says nothing else: a processor is a GPU,
-and a component is a group of users, "group-7"."""

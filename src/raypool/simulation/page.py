@@ -7,19 +7,16 @@ other on a narrow screen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from raypool.simulation.plot import Plot
 from raypool.simulation.timeline import STEPS, Timeline
-from raypool.simulation.workload import Eviction, Tally, Workload
+from raypool.simulation.workload import Tally, Workload
 from raypool.simulation.workload_report import WorkloadReport, facts_of, lasted, rank_of, tables_of
 
 Run = tuple[WorkloadReport, Workload]
-
-WIDTH, HEIGHT = 480, 230
-LEFT, RIGHT, TOP, BOTTOM = 64, 8, 22, 28
-"""Of a plot, in units of its own; the lettering is large enough for a screen of 360 pixels."""
 
 COLOURS = 8
 """So many components are told apart in a plot, by what they used, most first; the rest are one: "others"."""
@@ -30,7 +27,7 @@ WAIT_STEPS = 60
 def page_of(runs: Sequence[Run]) -> str:
     """HTML of one run, or of several over the same trace."""
     reports = [report for report, _ in runs]
-    facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts_of(reports[0]).items())
+    facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts_of(reports).items())
     tables = "".join(_table(*one) for one in tables_of(reports))
     names = _names(runs)
     scale = _Scale(
@@ -38,7 +35,7 @@ def page_of(runs: Sequence[Run]) -> str:
         max((_highest_wait(workload, names) for _, workload in runs), default=0.0),
     )
     plots = [_plots(run, names, scale, len(runs) > 1) for run in runs]
-    rows = "".join(f'<div class="row">{"".join(row)}</div>' for row in zip(*plots, strict=False))
+    rows = "".join(f'<div class="row">{"".join(row)}</div>' for row in _rows(plots))
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -46,6 +43,15 @@ def page_of(runs: Sequence[Run]) -> str:
         f"<h1>{escape(reports[0].trace)} under {escape(' and '.join(one.pools_file for one in reports))}</h1>"
         f"<dl>{facts}</dl>{_legend(names)}{rows}{tables}</body></html>\n"
     )
+
+
+def _rows(plots: Sequence[dict[str, str]]) -> list[list[str]]:
+    """Plots of several runs: the same of each run in a row, a gap where one has it not. Those of one run follow each
+    other."""
+    if len(plots) == 1:
+        return [list(plots[0].values())]
+    titles = dict.fromkeys(title for one in plots for title in one)
+    return [[one.get(title, "<div></div>") for one in plots] for title in titles]
 
 
 @dataclass(frozen=True)
@@ -91,21 +97,24 @@ def _table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -
 # --- the plots of one run ---------------------------------------------------------------------
 
 
-def _plots(run: Run, names: Sequence[str], scale: _Scale, several: bool) -> list[str]:
+def _plots(run: Run, names: Sequence[str], scale: _Scale, several: bool) -> dict[str, str]:
+    """Title -> the plot; where there are several runs, its caption says which one it is of."""
     report, workload = run
     which = f", {report.pools_file}" if several else ""
-    plots = [_waits(workload, names, scale, f"Wait by time of submission, p90{which}")]
+    title = "Wait by time of submission, p90"
+    plots = {title: _waits(workload, names, scale, title + which)}
     for pool in sorted(workload.config.pools, key=lambda one: one.name):
         for key, capacity in sorted(pool.capacity.items()):
-            title = f"{key} in use in {pool.name}{which}"
-            plots.append(_stacked(workload, names, scale, pool.name, key, capacity, title))
-            for policy in pool_policies(workload, pool.name, names):
-                title = f"{key} of {policy} in {pool.name}{which}"
-                plots.append(_against_its_policy(workload, names, scale, (pool.name, key), policy, capacity, title))
+            title = f"{key} in use in {pool.name}"
+            plots[title] = _stacked(workload, names, scale, pool.name, key, capacity, title + which)
+            for name in _with_a_policy(workload, pool.name, names):
+                title = f"{key} of {name} in {pool.name}"
+                place = pool.name, key
+                plots[title] = _against_its_policy(workload, names, scale, place, name, capacity, title + which)
     return plots
 
 
-def pool_policies(workload: Workload, pool: str, names: Sequence[str]) -> list[str]:
+def _with_a_policy(workload: Workload, pool: str, names: Sequence[str]) -> list[str]:
     """The components with a policy in the pool that get a plot of their own."""
     owners = [_name_of(policy.owner) for policy in workload.config.policies if policy.pool == pool]
     return [name for name in names[:COLOURS] if name in owners]
@@ -116,7 +125,7 @@ def _name_of(owner: tuple[str, str]) -> str:
 
 
 def _waits(workload: Workload, names: Sequence[str], scale: _Scale, title: str) -> str:
-    plot = _Plot(scale.span, scale.wait, lasted)
+    plot = Plot(scale.span, scale.wait, lasted)
     drawn = [plot.line(_colour(names, name), points) for name, points in _wait_lines(workload, names)]
     return plot.figure(title, drawn)
 
@@ -143,7 +152,7 @@ def _stacked(
 ) -> str:
     below = [0.0] * STEPS
     drawn = []
-    plot = _Plot(scale.span, capacity, _amount)
+    plot = Plot(scale.span, capacity, _amount)
     for name in names:
         line = workload.usage.get((pool, name, key))
         if line is None:
@@ -169,7 +178,7 @@ def _against_its_policy(
     policy = next(one for one in workload.config.policies if one.pool == pool and _name_of(one.owner) == name)
     line = workload.usage.get((pool, name, key), Timeline())
     reserved, limit = policy.reserved.get(key, 0), min(policy.limit.get(key, capacity), capacity)
-    plot = _Plot(scale.span, limit, _amount)
+    plot = Plot(scale.span, limit, _amount)
     drawn = [plot.area(_colour(names, name), line.width, [0.0] * STEPS, line.levels())]
     if reserved:
         drawn.append(plot.level("reserved", reserved, f"reserved {reserved}"))
@@ -182,80 +191,7 @@ def _amount(amount: float) -> str:
     return f"{amount:g}"
 
 
-# --- shapes -----------------------------------------------------------------------------------
-
-
-class _Plot:
-    """Time to the right, from 0 to `span` seconds; amounts upward, from 0 to a little above `most`."""
-
-    def __init__(self, span: float, most: float, words: Callable[[float], str]) -> None:
-        self.span, self.most, self.words = span or 1.0, most or 1.0, words
-
-    def x(self, at: float) -> str:
-        return f"{LEFT + (WIDTH - LEFT - RIGHT) * min(at / self.span, 1.0):.1f}"
-
-    def y(self, amount: float) -> str:
-        return f"{HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * min(amount / self.most / 1.05, 1.0):.1f}"
-
-    def line(self, colour: str, points: Iterable[tuple[float, float]]) -> str:
-        path = " ".join(f"{self.x(at)},{self.y(amount)}" for at, amount in points)
-        return f'<polyline class="{colour}" points="{path}"/>' if path else ""
-
-    def area(self, colour: str, width: float, below: Sequence[float], levels: Sequence[float]) -> str:
-        """Between two lines of steps."""
-        steps = min(int(self.span / width) + 1, STEPS)
-        edges = [(at * width, (at + 1) * width, levels[at]) for at in range(steps)]
-        upper = [
-            f"{self.x(end)},{self.y(level)}" for one in edges for end, level in ((one[0], one[2]), (one[1], one[2]))
-        ]
-        back = [(at * width, (at + 1) * width, below[at]) for at in reversed(range(steps))]
-        lower = [
-            f"{self.x(end)},{self.y(level)}" for one in back for end, level in ((one[1], one[2]), (one[0], one[2]))
-        ]
-        return f'<polygon class="{colour}" points="{" ".join(upper + lower)}"/>'
-
-    def level(self, kind: str, amount: float, words: str) -> str:
-        y = self.y(amount)
-        return (
-            f'<line class="{kind}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>'
-            f'<text class="level" x="{WIDTH - RIGHT}" y="{float(y) - 4:.1f}" text-anchor="end">{escape(words)}</text>'
-        )
-
-    def evictions(self, evictions: Sequence[Eviction]) -> str:
-        """A mark at the foot for each stretch of time in which somebody was evicted, with how many."""
-        stretch = self.span / 120
-        found: dict[int, int] = {}
-        for one in evictions:
-            at = min(int(one.at / stretch), 119)
-            found[at] = found.get(at, 0) + 1
-        foot = HEIGHT - BOTTOM
-        marks = []
-        for at, count in sorted(found.items()):
-            middle = float(self.x((at + 0.5) * stretch))
-            words = f"{count} {'eviction' if count == 1 else 'evictions'}, {lasted(at * stretch)} after the beginning"
-            marks.append(
-                f'<path class="evicted" d="M{middle - 4:.1f} {foot}h8l-4 -9z"><title>{escape(words)}</title></path>'
-            )
-        return "".join(marks)
-
-    def figure(self, title: str, drawn: Iterable[str]) -> str:
-        grid = []
-        for amount in (0.0, self.most / 2, self.most):
-            y = self.y(amount)
-            grid.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
-            words = self.words(amount)
-            grid.append(f'<text x="{LEFT - 6}" y="{float(y) + 5:.1f}" text-anchor="end">{escape(words)}</text>')
-        for part, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
-            words = lasted(self.span * part) if part else "0"
-            grid.append(
-                f'<text x="{self.x(self.span * part)}" y="{HEIGHT - 8}" text-anchor="{anchor}">{escape(words)}</text>'
-            )
-        return (
-            f"<figure><figcaption>{escape(title)}</figcaption>"
-            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">'
-            f"{''.join(grid)}{''.join(drawn)}</svg></figure>"
-        )
-
+# --- colours and layout -----------------------------------------------------------------------
 
 _LIGHT = ["#2563ab", "#d9822b", "#3d9950", "#b5443c", "#7d5ba6", "#6f5b4c", "#c65b9a", "#8a8f98"]
 _DARK = ["#6fa8e6", "#f0a860", "#74c985", "#e8827a", "#b79be0", "#b8a08d", "#eb9ac8", "#a8adb6"]
@@ -277,7 +213,6 @@ h1{font-size:1.3rem;overflow-wrap:anywhere}h2{font-size:1.05rem;margin:1.6em 0 .
 dl{display:grid;grid-template-columns:max-content 1fr;gap:2px 14px;margin:0}dt{opacity:.7}dd{margin:0}
 @media(max-width:560px){dl{display:block}dd{margin-bottom:6px}}
 .row{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,420px),1fr));gap:8px 20px;max-width:1100px}
-.row>:only-child{max-width:640px}
 figure{margin:14px 0 0}figcaption{font-weight:600;overflow-wrap:anywhere}svg{display:block;width:100%;height:auto}
 text{font:15px system-ui,sans-serif;fill:var(--ink)}
 text.level{paint-order:stroke;stroke:var(--paper);stroke-width:3px}
@@ -285,6 +220,7 @@ line{stroke:var(--ink);stroke-width:1.5}line.grid{stroke:var(--faint);stroke-wid
 line.reserved{stroke-dasharray:7 4}line.limit{stroke-dasharray:2 3}
 polyline{fill:none;stroke-width:2}polygon{stroke:none}path.evicted{fill:var(--ink)}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}
+th:first-child,td:first-child{position:sticky;left:0;background:var(--paper)}
 th,td{text-align:left;padding:4px 14px 4px 0;border-bottom:1px solid var(--faint);white-space:nowrap}
 .legend span{display:inline-block;margin-right:16px}.legend i{display:inline-block;width:12px;height:12px;
 margin-right:6px;border-radius:2px}.legend i.evicted{background:var(--ink);clip-path:polygon(50% 0,100% 100%,0 100%)}

@@ -24,8 +24,8 @@ from raypool.core.laws import held_up_inside_its_reserve
 from raypool.core.reasons import Evicted
 from raypool.core.status import Status
 from raypool.errors import Refused, SpecError
+from raypool.simulation.job import Job
 from raypool.simulation.timeline import Timeline
-from raypool.simulation.traces import Job
 from raypool.spec import BrokerConfig
 
 
@@ -63,6 +63,17 @@ class Eviction:
     lost: dict[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class HeldUp:
+    """A request that was blocked in a pool though it was inside its reserve. known_gap: the gap of semantics 7, law
+    4, explains it, so that it is not a violation."""
+
+    request: str
+    component: str
+    pool: str
+    known_gap: bool
+
+
 @dataclass
 class Tally:
     """What happened to the jobs of one component. waits: of those that began, in seconds, beside when they were
@@ -81,8 +92,8 @@ class Tally:
 
 @dataclass
 class Workload:
-    """What came of a replay. violations: requests that were held up inside their reserve; known_gap: those that
-    the gap of semantics 7, law 4, explains. usage: (pool, component, key) -> what was held over time."""
+    """What came of a replay. held_up: who was, inside his reserve. usage: (pool, component, key) -> what was held
+    over time."""
 
     config: BrokerConfig
     after_preemption: AfterPreemption
@@ -91,8 +102,7 @@ class Workload:
     events: int = 0
     components: dict[str, Tally] = field(default_factory=dict)
     evictions: list[Eviction] = field(default_factory=list)
-    violations: set[str] = field(default_factory=set)
-    known_gap: set[str] = field(default_factory=set)
+    held_up: set[HeldUp] = field(default_factory=set)
     usage: dict[tuple[str, str, str], Timeline] = field(default_factory=dict)
 
 
@@ -113,11 +123,15 @@ def replay_workload(
 
 
 class _Running:
-    """One attempt at a job. left: seconds of work at its beginning. need: what it holds, by key."""
+    """One attempt at a job. number: of its submission. left: seconds of work at its beginning. need: what it holds,
+    by key."""
 
-    __slots__ = ("attempt", "component", "evicted", "finished", "job", "left", "need", "pool", "since", "tally")
+    __slots__ = (
+        "attempt", "component", "evicted", "finished", "job", "left", "need", "number", "pool", "since", "tally",
+    )  # fmt: skip
 
     def __init__(self, job: Job, component: str, tally: Tally, attempt: int, left: float) -> None:
+        self.number = 0
         self.job = job
         self.component = component
         self.tally = tally
@@ -158,7 +172,7 @@ class _Run:
         if tally is None:
             tally = self.workload.components[name] = Tally(first_at=at)
         tally.jobs += 1
-        self._ask(_Running(job, name, tally, 1, job.duration_seconds))
+        self._feed(self._submission(_Running(job, name, tally, 1, job.duration_seconds)))
 
     def finish(self) -> Workload:
         self._run_until(float("inf"))
@@ -186,26 +200,36 @@ class _Run:
             else:
                 return
 
-    def _ask(self, one: _Running) -> None:
-        """Under an id of its own: those of a trace may be there twice."""
+    def _submission(self, one: _Running) -> ev.Event:
+        """Under an id of its own: those of a trace may be there twice. Without a limit on its duration: how long it
+        ran in the trace is known, and what its limit made of that is in there."""
         self.number += 1
-        id = f"{self.number}"
+        one.number = self.number
+        id = str(one.number)
         self.present[id] = one
-        self._feed(ev.Submitted(one.job.spec.model_copy(update={"id": id})))
+        return ev.Submitted(
+            one.job.spec.model_copy(update={"id": id, "max_duration_seconds": None, "retry_of": None})
+        )
 
     def _feed(self, event: ev.Event) -> None:
+        """The event, then the jobs that were preempted by it, asked again one by one."""
+        self._handle(event)
+        while self.again:
+            self._handle(self._submission(self.again.popleft()))
+
+    def _handle(self, event: ev.Event) -> None:
         self.workload.events += 1
         for instruction in self.broker.handle(event, self.clock):
             if isinstance(instruction, ChangeStatus):
                 self._note(instruction)
         for pool in self.broker.pools.values():
-            held_up = held_up_inside_its_reserve(pool)
-            if held_up is not None:
-                (self.workload.known_gap if held_up[1] else self.workload.violations).add(held_up[0].id)
+            found = held_up_inside_its_reserve(pool)
+            if found is not None:
+                request, known_gap = found
+                component = self.present[request.id].component
+                self.workload.held_up.add(HeldUp(request.id, component, pool.name, known_gap))
         if self.watch is not None:
             self.watch(self.broker)
-        while self.again:
-            self._ask(self.again.popleft())
 
     # --- what the core decided ----------------------------------------------------------------
 
@@ -236,7 +260,7 @@ class _Run:
         if allocation is not None and allocation.pool is not None:
             one.pool = allocation.pool.name
             one.need = allocation.pool.ledger.by_key(allocation.need)
-        heapq.heappush(self.due, (self.clock + one.left, self.number, change.request))
+        heapq.heappush(self.due, (self.clock + one.left, one.number, change.request))
 
     def _ends(self, one: _Running) -> None:
         """It gave back what it held, or that was taken away."""

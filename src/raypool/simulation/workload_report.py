@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from raypool.simulation.traces import Counts
-from raypool.simulation.workload import Tally, Workload
+from raypool.simulation.workload import HeldUp, Tally, Workload
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Refusal:
 class ComponentReport:
     """One component. never_began: jobs that still waited when nothing was left to happen. held_hours: pool ->
     key -> amount times hours. utilisation: the same as a part of what the pool has over the makespan.
-    lost_hours: key -> what preempted jobs had held for nothing. makespan_seconds: from its first job's submission
-    to its last job's end; None if none ended."""
+    lost_hours: key -> what preempted jobs had held for nothing. reserve_violations: of its requests, see
+    `WorkloadReport`. makespan_seconds: from its first job's submission to its last job's end; None if none ended."""
 
     component: str
     jobs: int
@@ -50,14 +50,18 @@ class ComponentReport:
     utilisation: dict[str, dict[str, float]]
     preemptions: int
     lost_hours: dict[str, float]
+    reserve_violations: int
     makespan_seconds: float | None
 
 
 @dataclass(frozen=True)
 class PoolReport:
+    """One pool. reserve_violations: in it, see `WorkloadReport`."""
+
     pool: str
     capacity: dict[str, int]
     utilisation: dict[str, float]
+    reserve_violations: int
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class WorkloadReport:
-    """A trace under one pools file. bad_lines, never_ran, left_out, still_running: of the trace, see traces.py.
+    """A trace under one pools file. bad_lines to still_running: of the trace, see `Counts`.
     reserve_violations: requests that were held up inside their reserve (semantics 7, law 4); known_gap: those of
     them that the gap described there explains, which are not counted as violations."""
 
@@ -84,6 +88,7 @@ class WorkloadReport:
     bad_lines: int
     never_ran: int
     left_out: int
+    parts: int
     still_running: int
     makespan_seconds: float
     reserve_violations: int
@@ -101,8 +106,10 @@ def report_of(workload: Workload, trace: str, counts: Counts, pools_file: str) -
     span = workload.ended_at - workload.began_at
     capacity = {pool.name: pool.capacity for pool in workload.config.pools}
     losses = _losses(workload)
+    violations = [one for one in workload.held_up if not one.known_gap]
     components = tuple(
-        _component(name, tally, span, capacity, losses) for name, tally in sorted(workload.components.items())
+        _component(name, tally, span, capacity, losses, violations)
+        for name, tally in sorted(workload.components.items())
     )
     return WorkloadReport(
         trace=trace,
@@ -112,18 +119,24 @@ def report_of(workload: Workload, trace: str, counts: Counts, pools_file: str) -
         bad_lines=counts.bad,
         never_ran=counts.never_ran,
         left_out=counts.left_out,
+        parts=counts.parts,
         still_running=counts.still_running,
         makespan_seconds=_rounded(span),
-        reserve_violations=len(workload.violations),
-        known_gap=len(workload.known_gap),
-        pools=tuple(_pool(name, amounts, components) for name, amounts in sorted(capacity.items())),
+        reserve_violations=len({one.request for one in violations}),
+        known_gap=len({one.request for one in workload.held_up if one.known_gap}),
+        pools=tuple(_pool(name, amounts, components, violations) for name, amounts in sorted(capacity.items())),
         components=components,
         losses=losses,
     )
 
 
 def _component(
-    name: str, tally: Tally, span: float, capacity: Mapping[str, Mapping[str, int]], losses: Sequence[Loss]
+    name: str,
+    tally: Tally,
+    span: float,
+    capacity: Mapping[str, Mapping[str, int]],
+    losses: Sequence[Loss],
+    violations: Sequence[HeldUp],
 ) -> ComponentReport:
     held: dict[str, dict[str, float]] = {}
     for (pool, key), amount in sorted(tally.held.items()):
@@ -144,15 +157,23 @@ def _component(
         },
         preemptions=tally.preemptions,
         lost_hours=_added([loss.lost_hours for loss in losses if loss.victim == name]),
+        reserve_violations=len({one.request for one in violations if one.component == name}),
         makespan_seconds=None
         if tally.last_end is None or tally.first_at is None
         else _rounded(tally.last_end - tally.first_at),
     )
 
 
-def _pool(name: str, capacity: Mapping[str, int], components: Sequence[ComponentReport]) -> PoolReport:
+def _pool(
+    name: str, capacity: Mapping[str, int], components: Sequence[ComponentReport], violations: Sequence[HeldUp]
+) -> PoolReport:
     used = _added([one.utilisation.get(name, {}) for one in components])
-    return PoolReport(name, dict(capacity), {key: used.get(key, 0.0) for key in sorted(capacity)})
+    return PoolReport(
+        pool=name,
+        capacity=dict(capacity),
+        utilisation={key: used.get(key, 0.0) for key in sorted(capacity)},
+        reserve_violations=len({one.request for one in violations if one.pool == name}),
+    )
 
 
 def _losses(workload: Workload) -> tuple[Loss, ...]:
@@ -248,14 +269,13 @@ def _component_rows(report: WorkloadReport) -> Rows:
 
 
 def _pool_rows(report: WorkloadReport) -> Rows:
-    violations = str(report.reserve_violations)
     return [
         [
             one.pool,
             ", ".join(f"{amount} {key}" for key, amount in sorted(one.capacity.items())),
             _parts(one.utilisation),
             lasted(report.makespan_seconds),
-            violations,
+            str(one.reserve_violations),
         ]
         for one in report.pools
     ]
@@ -276,21 +296,38 @@ def _refused_rows(report: WorkloadReport) -> Rows:
     return rows
 
 
-def facts_of(report: WorkloadReport) -> dict[str, str]:
-    """What is to be known of the trace, and what was assumed."""
+def facts_of(reports: Sequence[WorkloadReport]) -> dict[str, str]:
+    """What is to be known of the trace, which all reports share, what was assumed, and whether the reserved guarantee
+    held in each."""
+    report = reports[0]
     apart = {
         "that cannot be read": report.bad_lines,
         "that never ran": report.never_ran,
         "left out by the mapping": report.left_out,
+        "that are parts of a job": report.parts,
     }
     without = ", ".join(f"{count} {what}" for what, count in apart.items() if count)
     running = f" ({report.still_running} still ran at its end)" if report.still_running else ""
-    gap = f" (and {report.known_gap} by the known gap of law 4)" if report.known_gap else ""
+    kept = [_violations(one) for one in reports]
+    if len(set(kept)) > 1:
+        kept = [f"{one.pools_file}: {sentence}" for one, sentence in zip(reports, kept, strict=True)]
+    noun = "job" if report.jobs == 1 else "jobs"
     return {
-        "trace": f"{report.trace}: {report.jobs} jobs{running}" + (f"; not among them: {without}" if without else ""),
+        "trace": f"{report.trace}: {report.jobs} {noun}{running}"
+        + (f"; not among them: {without}" if without else ""),
         "preempted jobs": report.after_preemption,
-        "reserved guarantee": f"{report.reserve_violations} violations{gap}",
+        "reserved guarantee": "; ".join(dict.fromkeys(kept)),
     }
+
+
+def _violations(report: WorkloadReport) -> str:
+    """ "2 violations (serving 2)"."""
+    whose = ", ".join(
+        f"{one.component} {one.reserve_violations}" for one in report.components if one.reserve_violations
+    )
+    gap = f" (and {report.known_gap} by the known gap of law 4)" if report.known_gap else ""
+    noun = "violation" if report.reserve_violations == 1 else "violations"
+    return f"{report.reserve_violations} {noun}" + (f" ({whose})" if whose else "") + gap
 
 
 def _used(utilisation: Mapping[str, Mapping[str, float]]) -> str:
