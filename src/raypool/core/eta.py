@@ -81,7 +81,7 @@ def _from(now: float, when: float | None) -> float | None:
 
 
 def expected_starts(broker: Broker, asked: Iterable[str] | None = None) -> dict[str, Expected]:
-    """Of the waiting requests with these ids, or of all; and of those that start before them."""
+    """Of the waiting requests with these ids, or of all; and of those that start before them in every future."""
     forecast = Forecast(broker, asked)
     for _ in forecast.steps():
         pass
@@ -106,7 +106,8 @@ class Forecast:
         self._asked = [id for id in wanted if id in self._start.requests and _may_start(self._start.requests[id])]
 
     def steps(self) -> Iterator[None]:
-        """Each step is at most a few milliseconds of work."""
+        """Each step is one event of one future, or a copy of the broker: milliseconds, with thousands who wait tens
+        of them."""
         starts: dict[str, list[float]] = {id: [] for id in self._waiting}
         most = EVENTS_MOST // FUTURES
         for future in range(FUTURES if self._asked else 0):
@@ -117,7 +118,8 @@ class Forecast:
             for id, when in run.started.items():
                 if id in starts:
                     starts[id].append(when)
-        self.expected = {id: expected_of(found) for id, found in starts.items() if found or id in self._wanted}
+        told = {id: found for id, found in starts.items() if len(found) == FUTURES or id in self._wanted}
+        self.expected = {id: expected_of(found) for id, found in told.items()}
 
 
 def _may_start(request: Request) -> bool:
@@ -158,7 +160,7 @@ class _Future:
         self._due: list[tuple[float, int, ev.Event]] = []
         self._pushed = 0
         self._take_over()
-        self._coming = self._expected(arrivals)
+        self._coming = self._arrivals_once_more(arrivals)
         self._await_next()
 
     def _take_over(self) -> None:
@@ -175,7 +177,7 @@ class _Future:
             elif request.granted_at is not None and request.status is Status.ALLOCATED:
                 self._ends(request, now - request.granted_at)
 
-    def _expected(self, arrivals: Arrivals) -> Iterator[tuple[float, ev.Submitted]]:
+    def _arrivals_once_more(self, arrivals: Arrivals) -> Iterator[tuple[float, ev.Submitted]]:
         """The latest arrivals once more, over and over; each future begins elsewhere among them."""
         now = self.broker.now
         window = now - arrivals[0][0] if arrivals else 0.0
