@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from raypool.core import eta
 from raypool.core import events as ev
 from raypool.core.broker import World
 from raypool.core.copy import copy_of
@@ -273,6 +274,18 @@ def test_who_is_not_asked_for_is_told_only_what_all_futures_say():
     assert whole.keys() == {"asked", "next", "before-far", "far"}
     assert expected_starts(story.broker, ["asked"]) == {"asked": whole["asked"]}
     assert expected_starts(story.broker, ["far"]).items() <= whole.items()
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_the_more_unlike_requests_wait_the_fewer_events_are_looked_ahead(monkeypatch, alike):
+    monkeypatch.setattr(eta, "WORK_MOST", 20 * FUTURES)
+    monkeypatch.setattr(eta, "GROUPS_PER_WORK", 10)
+    story = Story([{"name": "p", "capacity": {"gpu": 4, "mcpu": 99_000}}], world=INSTANT)
+    for number in range(41):
+        resources = {"gpu_count": 4, "cpu_count": 1 if alike else 1 + number}
+        story.submit(f"w{number}", resources=resources, max_duration_seconds=100)
+    events = sum(1 for _ in Forecast(story.broker).steps()) / FUTURES - 1
+    assert events == 20 if alike else 4 <= events <= 6
 
 
 class EtaRules(CoreRules):

@@ -35,8 +35,11 @@ FUTURES = 13
 HORIZON_SECONDS = 60 * 86400.0
 """Further ahead nobody looks."""
 
-EVENTS_MOST = 25_000
-"""So many events at most, in all futures together: one or two seconds. What has not started then, starts "later"."""
+WORK_MOST = 25_000
+GROUPS_PER_WORK = 300
+"""So much work at most, in all futures together: some seconds. What has not started then, starts "later". An event
+is one, and one more for each so many groups of requests alike that stand in the lines: a decision walks through
+those."""
 
 ARRIVALS_MOST = 400
 """So many of the latest submissions come once more in each future."""
@@ -109,7 +112,7 @@ class Forecast:
         """Each step is one event of one future, or a copy of the broker: milliseconds, with thousands who wait tens
         of them."""
         starts: dict[str, list[float]] = {id: [] for id in self._waiting}
-        most = EVENTS_MOST // FUTURES
+        most = WORK_MOST // FUTURES
         for future in range(FUTURES if self._asked else 0):
             run = _Future(future, copy_of(self._start), self._survivals, self._arrivals, self._asked, self._again)
             yield
@@ -211,9 +214,10 @@ class _Future:
         self._push(self.broker.now + seconds, ev.Cancelled(request.id))
 
     def events(self, most: int) -> Iterator[None]:
-        """One at a time, until all that was asked for has started."""
-        broker, end = self.broker, self.broker.now + HORIZON_SECONDS
-        for _ in range(most):
+        """One at a time, until all that was asked for has started, or so much work is done."""
+        broker, end, work = self.broker, self.broker.now + HORIZON_SECONDS, 0
+        while work < most:
+            work += 1 + sum(len(pool.queue.groups) for pool in broker.pools.values()) // GROUPS_PER_WORK
             when, event = self._next()
             if when > end or not self._left:
                 return
