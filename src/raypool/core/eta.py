@@ -93,15 +93,22 @@ def expected_starts(broker: Broker, asked: Iterable[str] | None = None) -> dict[
 
 class Forecast:
     """One look ahead, in slices: whoever wants `expected` goes through `steps` when there is time. The state is that
-    of the moment when this was made. now: that moment; what runs has got older since the last event."""
+    of the moment when this was made. now: that moment; what runs has got older since the last event. past: who came
+    lately is asked of this broker, if `broker` is a copy of it: a copy leaves out most of what is over."""
 
-    def __init__(self, broker: Broker, asked: Iterable[str] | None = None, now: float | None = None) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        asked: Iterable[str] | None = None,
+        now: float | None = None,
+        past: Broker | None = None,
+    ) -> None:
         self.now = broker.now if now is None else max(now, broker.now)
         self.expected: dict[str, Expected] = {}
         self._start = copy_of(broker, World(confirms_placement=False, confirms_removal=False))
         self._start.ended_kept, self._start.now = 100, self.now
-        self._again = _asks_again(broker)
-        self._arrivals = _latest_arrivals(broker)
+        self._again = _asks_again(past or broker)
+        self._arrivals = _latest_arrivals(past or broker)
         self._survivals = Survivals(broker, self.now)
         self._waiting = [request.id for request in self._start.requests.values() if request.waiting]
         wanted = self._waiting if asked is None else list(asked)
