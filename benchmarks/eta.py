@@ -1,6 +1,6 @@
 """Is the expected start right? Replays of workloads; at submission the prediction, later what came of it.
 
-    python benchmarks/eta.py                       # five minutes on two cores
+    python benchmarks/eta.py                       # seven minutes of processor time, on all cores
     python benchmarks/eta.py --seed 7 --only trace # another seed, one workload
 
 Pure core, virtual time. For each workload: of the requests that had to wait, in how many cases the actual start was
