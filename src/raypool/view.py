@@ -98,7 +98,11 @@ class RequestView(View):
             return ""
         if self.eta_p90_seconds is None:
             return f"expected to start in about {about(self.eta_p50_seconds)}, or much later"
+        if self.eta_p90_seconds < 1:
+            return "expected to start any moment"
         first, last = about(self.eta_p50_seconds), about(self.eta_p90_seconds)
+        if first == last:
+            return f"expected to start within {last}"
         return f"expected to start in about {first}, in 9 of 10 cases within {last}"
 
     @property
@@ -265,6 +269,8 @@ class DryRunView(View):
             where = "aside" if request.position is None else f"as number {request.position} in line"
             found = [f"it would wait, {where}"]
             found += [f"  {why}" for why in request.reasons.values()]
+        if request.eta:
+            found.append(f"  {request.eta}")
         if self.nodes is not None:
             found.append(f"  {self.nodes}")
         found += [f"  '{one['id']}' of '{one['component']}' {one['sentence']}" for one in self.evicts]

@@ -14,11 +14,14 @@ from raypool.cli.main import main
 from raypool.core import events as ev
 from raypool.core.broker import Broker, World
 from raypool.core.dry_run import dry_run
+from raypool.core.eta import Forecast
 from raypool.core.preview import Change, preview
 from raypool.core.what_if import suggestions
 from raypool.errors import BrokerUnavailable, Refused
 from raypool.server.explanation import view_dry_run, view_explanation, view_suggestion
 from raypool.server.views import (
+    UNKNOWN,
+    Eta,
     config_warnings,
     view_broker,
     view_history,
@@ -90,7 +93,7 @@ class CoreClient:
     ) -> list[RequestView]:
         return [
             view
-            for view in view_requests(self.broker, self.broker.requests.values())
+            for view in view_requests(self.broker, self.broker.requests.values(), self._starts(self.broker))
             if status in (None, view.status)
             and component in (None, view.component)
             and (pool is None or pool == view.pool or pool in view.reasons)
@@ -102,16 +105,26 @@ class CoreClient:
         matches = [one for one in self.broker.requests if one.startswith(request_id)]
         if len(matches) != 1:
             raise Refused(f"there is no request '{request_id}'; `raypool request list` shows those there are")
-        return view_request(self.broker, self.broker.requests[matches[0]])
+        return view_request(self.broker, self.broker.requests[matches[0]], None, self._start(matches[0]))
+
+    def _starts(self, broker: Broker) -> dict[str, Eta]:
+        forecast = Forecast(broker, None, self.now, past=self.broker)
+        for _ in forecast.steps():
+            pass
+        return {id: one.seconds_from(self.now) for id, one in forecast.expected.items()}
+
+    def _start(self, id: str) -> Eta:
+        return self._starts(self.broker).get(id, UNKNOWN)
 
     def why(self, request_id: str) -> ExplanationView:
         request = self.broker.requests[self.request(request_id).id]
-        explained = view_explanation(self.broker, request, self.now)
+        explained = view_explanation(self.broker, request, self.now, self._start(request.id))
         found = [view_suggestion(one) for one in suggestions(self.broker, request, self.now)]
         return dataclasses.replace(explained, would_start=found)
 
     def dry_run(self, **fields: Any) -> DryRunView:
-        return view_dry_run(dry_run(self.broker, self._spec(fields), self.now), None)
+        answer = dry_run(self.broker, self._spec(fields), self.now)
+        return view_dry_run(answer, None, self._starts(answer.broker).get(answer.request.id, UNKNOWN))
 
     def config(self) -> BrokerConfig:
         return self.broker.config

@@ -351,9 +351,11 @@ def test_the_requests_of_a_pool_that_does_not_exist_are_refused(busy: Cli) -> No
 
 def test_requests_are_listed(busy: Cli) -> None:
     shown = busy("request", "list").stdout
-    assert re.search(r"^ID +STATUS +COMPONENT +POOL +LINE +DEMAND +BORROWED +SINCE$", shown, re.M)
-    assert re.search(r"^aaaa1111 +allocated +red +gpus +- +6 gpu +4 gpu", shown, re.M)
-    assert re.search(r"^bbbb2222 +pending +blue +gpus +1 +4 gpu +-", shown, re.M)
+    assert re.search(r"^ID +STATUS +COMPONENT +POOL +LINE +DEMAND +BORROWED +SINCE +STARTS IN$", shown, re.M)
+    assert re.search(r"^aaaa1111 +allocated +red +gpus +- +6 gpu +4 gpu .* -$", shown, re.M)
+    assert re.search(r"^bbbb2222 +pending +blue +gpus +1 +4 gpu +- .* \d+ \w+ \.\. \d+ \w+$", shown, re.M)
+    running = busy("request", "list", "--status", "allocated").stdout
+    assert re.search(r"^ID +STATUS +COMPONENT +POOL +LINE +DEMAND +BORROWED +SINCE$", running, re.M)
     assert next(one["id"] for one in yaml.safe_load(busy("request", "list", "-o", "yaml").stdout)) == "aaaa1111"
 
 

@@ -95,6 +95,8 @@ def test_a_request_that_is_refused_is_not_asked_again() -> None:
         (40.2, 95.0, "expected to start in about 41 s, in 9 of 10 cases within 95 s"),
         (100.0, 7300.0, "expected to start in about 2 min, in 9 of 10 cases within 2 h"),
         (3 * 86400.0, None, "expected to start in about 3 d, or much later"),
+        (29.5, 30.0, "expected to start within 30 s"),
+        (0.0, 0.0, "expected to start any moment"),
     ],
 )
 def test_who_waits_hears_when_it_is_expected_to_start(p50: float, p90: float | None, words: str) -> None:

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from raypool.core import eta
 from raypool.core import events as ev
 from raypool.core.broker import World
 from raypool.core.copy import copy_of
@@ -254,8 +255,42 @@ def test_what_is_being_placed_removed_or_given_its_grace_is_taken_over():
     assert lines_of(story.broker) == before
 
 
+def test_who_is_not_asked_for_is_told_only_what_all_futures_say():
+    """`next` starts in some futures before `asked` does, and is not looked for beyond that."""
+    pools = [pool(gpu=4), pool("q", gpu=4)]
+    story = Story(pools, [policy("red"), policy("blue", "q")], INSTANT)
+    for number in range(24):
+        for component in ("red", "blue"):
+            story.submit(f"{component}{number}", component, gpu=4)
+        for component in ("red", "blue"):
+            story.now += 10 * (1 + number % 7)
+            story.release(f"{component}{number}")
+    story.now += 10_000
+    for component, id in (("red", "asked"), ("blue", "next"), ("red", "far")):
+        story.submit(f"before-{id}", component, gpu=4)
+        story.submit(id, component, gpu=4)
+    whole = expected_starts(story.broker)
+    assert whole["next"].p90 is not None
+    assert whole.keys() == {"asked", "next", "before-far", "far"}
+    assert expected_starts(story.broker, ["asked"]) == {"asked": whole["asked"]}
+    assert expected_starts(story.broker, ["far"]).items() <= whole.items()
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_the_more_unlike_requests_wait_the_fewer_events_are_looked_ahead(monkeypatch, alike):
+    monkeypatch.setattr(eta, "WORK_MOST", 20 * FUTURES)
+    monkeypatch.setattr(eta, "GROUPS_PER_WORK", 10)
+    story = Story([{"name": "p", "capacity": {"gpu": 4, "mcpu": 99_000}}], world=INSTANT)
+    for number in range(41):
+        resources = {"gpu_count": 4, "cpu_count": 1 if alike else 1 + number}
+        story.submit(f"w{number}", resources=resources, max_duration_seconds=100)
+    events = sum(1 for _ in Forecast(story.broker).steps()) / FUTURES - 1
+    assert events == 20 if alike else 4 <= events <= 6
+
+
 class EtaRules(CoreRules):
-    """After every event a look ahead, which must leave no trace and say the same again."""
+    """After every event a look ahead, which must leave no trace and say the same again; of one, what it says of
+    all."""
 
     def __init__(self, grace=False, removal=False):
         super().__init__(grace, removal)
@@ -274,6 +309,7 @@ class EtaRules(CoreRules):
             assert set(waiting) == set(found)
             again, _ = broker_of(before, self.broker.world)
             assert expected_starts(again) == found == expected_starts(self.broker)
+            assert expected_starts(self.broker, waiting[:1]).items() <= found.items()
             assert lines_of(self.broker) == before
             self.broker.check()
         return done

@@ -495,7 +495,7 @@ def test_a_look_ahead_is_kept_until_the_state_has_changed(monkeypatch):
             assert looks == [["next"]]
             await world.submit("last", gpu=8)
             await world.view("last")
-            assert looks == [["next"], ["last"]]
+            assert looks == [["next"], None]
             await world.pass_seconds(1000)
             await world.actor.cancel("last", "enough")
             await world.pass_seconds(1000)

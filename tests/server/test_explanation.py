@@ -258,8 +258,10 @@ def test_a_dry_run_leaves_nothing_behind(gpu):
             assert [one["id"] for one in answer["evicts"]] == (["holder"] if gpu == 4 else [])
             assert answer["places"] == (None if gpu == 9 else True)
             real = await world.actor.submit(spec, None)
-            times = {"submitted_at": 0, "ended_at": 0}
-            assert {**real, **times} == {**answer["request"], **times}
+            expected = answer["request"]["eta_p50_seconds"]
+            assert expected == (0 if gpu == 4 else None)  # with a grace of 0 they have left at once
+            unlike = {"submitted_at": 0, "ended_at": 0, "eta_p50_seconds": 0, "eta_p90_seconds": 0}
+            assert {**real, **unlike} == {**answer["request"], **unlike}
 
     run(story)
 
@@ -294,6 +296,11 @@ def test_what_was_asked_for_already_is_what_a_dry_run_of_it_says():
             await world.run("a", gpu=2)
             spec = {"id": "a", "component": "red", "resources": {"gpu_count": 2}}
             assert (await world.actor.dry_run(spec, None))["request"] == await world.view("a")
+            waits = {"id": "b", "component": "red", "resources": {"gpu_count": 8}}
+            await world.actor.submit(waits, None)
+            again = (await world.actor.dry_run(waits, None))["request"]
+            assert again == await world.view("b")
+            assert again["eta_p50_seconds"] > 0
             with pytest.raises(Refused, match="request id 'a' is taken"):
                 await world.actor.dry_run({**spec, "workers": 2}, None)
 

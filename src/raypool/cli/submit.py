@@ -67,6 +67,8 @@ def submit(
         output.data(answer.as_dict(), form) if form != "table" else output.lines(str(answer))
     else:
         view = client.submit(**asked)
+        if view.status == "pending":
+            view = client.request(view.id)  # a submission itself does not wait until it is worked out when it starts
         output.data(view.as_dict(), form) if form != "table" else output.lines(_sentence(view))
     if view.status == "rejected":
         sys.exit(1)

@@ -35,8 +35,11 @@ FUTURES = 13
 HORIZON_SECONDS = 60 * 86400.0
 """Further ahead nobody looks."""
 
-EVENTS_MOST = 25_000
-"""So many events at most, in all futures together: one or two seconds. What has not started then, starts "later"."""
+WORK_MOST = 25_000
+GROUPS_PER_WORK = 300
+"""So much work at most, in all futures together: some seconds. What has not started then, starts "later". An event
+is one, and one more for each so many groups of requests alike that stand in the lines: a decision walks through
+those."""
 
 ARRIVALS_MOST = 400
 """So many of the latest submissions come once more in each future."""
@@ -81,7 +84,7 @@ def _from(now: float, when: float | None) -> float | None:
 
 
 def expected_starts(broker: Broker, asked: Iterable[str] | None = None) -> dict[str, Expected]:
-    """Of the waiting requests with these ids, or of all; and of those that start before them."""
+    """Of the waiting requests with these ids, or of all; and of those that start before them in every future."""
     forecast = Forecast(broker, asked)
     for _ in forecast.steps():
         pass
@@ -90,15 +93,22 @@ def expected_starts(broker: Broker, asked: Iterable[str] | None = None) -> dict[
 
 class Forecast:
     """One look ahead, in slices: whoever wants `expected` goes through `steps` when there is time. The state is that
-    of the moment when this was made. now: that moment; what runs has got older since the last event."""
+    of the moment when this was made. now: that moment; what runs has got older since the last event. past: who came
+    lately is asked of this broker, if `broker` is a copy of it: a copy leaves out most of what is over."""
 
-    def __init__(self, broker: Broker, asked: Iterable[str] | None = None, now: float | None = None) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        asked: Iterable[str] | None = None,
+        now: float | None = None,
+        past: Broker | None = None,
+    ) -> None:
         self.now = broker.now if now is None else max(now, broker.now)
         self.expected: dict[str, Expected] = {}
         self._start = copy_of(broker, World(confirms_placement=False, confirms_removal=False))
         self._start.ended_kept, self._start.now = 100, self.now
-        self._again = _asks_again(broker)
-        self._arrivals = _latest_arrivals(broker)
+        self._again = _asks_again(past or broker)
+        self._arrivals = _latest_arrivals(past or broker)
         self._survivals = Survivals(broker, self.now)
         self._waiting = [request.id for request in self._start.requests.values() if request.waiting]
         wanted = self._waiting if asked is None else list(asked)
@@ -106,9 +116,10 @@ class Forecast:
         self._asked = [id for id in wanted if id in self._start.requests and _may_start(self._start.requests[id])]
 
     def steps(self) -> Iterator[None]:
-        """Each step is at most a few milliseconds of work."""
+        """Each step is one event of one future, or a copy of the broker: milliseconds, with thousands who wait tens
+        of them."""
         starts: dict[str, list[float]] = {id: [] for id in self._waiting}
-        most = EVENTS_MOST // FUTURES
+        most = WORK_MOST // FUTURES
         for future in range(FUTURES if self._asked else 0):
             run = _Future(future, copy_of(self._start), self._survivals, self._arrivals, self._asked, self._again)
             yield
@@ -117,7 +128,8 @@ class Forecast:
             for id, when in run.started.items():
                 if id in starts:
                     starts[id].append(when)
-        self.expected = {id: expected_of(found) for id, found in starts.items() if found or id in self._wanted}
+        told = {id: found for id, found in starts.items() if len(found) == FUTURES or id in self._wanted}
+        self.expected = {id: expected_of(found) for id, found in told.items()}
 
 
 def _may_start(request: Request) -> bool:
@@ -158,7 +170,7 @@ class _Future:
         self._due: list[tuple[float, int, ev.Event]] = []
         self._pushed = 0
         self._take_over()
-        self._coming = self._expected(arrivals)
+        self._coming = self._arrivals_once_more(arrivals)
         self._await_next()
 
     def _take_over(self) -> None:
@@ -175,7 +187,7 @@ class _Future:
             elif request.granted_at is not None and request.status is Status.ALLOCATED:
                 self._ends(request, now - request.granted_at)
 
-    def _expected(self, arrivals: Arrivals) -> Iterator[tuple[float, ev.Submitted]]:
+    def _arrivals_once_more(self, arrivals: Arrivals) -> Iterator[tuple[float, ev.Submitted]]:
         """The latest arrivals once more, over and over; each future begins elsewhere among them."""
         now = self.broker.now
         window = now - arrivals[0][0] if arrivals else 0.0
@@ -209,9 +221,10 @@ class _Future:
         self._push(self.broker.now + seconds, ev.Cancelled(request.id))
 
     def events(self, most: int) -> Iterator[None]:
-        """One at a time, until all that was asked for has started."""
-        broker, end = self.broker, self.broker.now + HORIZON_SECONDS
-        for _ in range(most):
+        """One at a time, until all that was asked for has started, or so much work is done."""
+        broker, end, work = self.broker, self.broker.now + HORIZON_SECONDS, 0
+        while work < most:
+            work += 1 + sum(len(pool.queue.groups) for pool in broker.pools.values()) // GROUPS_PER_WORK
             when, event = self._next()
             if when > end or not self._left:
                 return

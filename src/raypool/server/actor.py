@@ -72,9 +72,6 @@ LATE_SECONDS = 0.001
 FIGURES_SECONDS = 2.0
 """So long a dry run waits for Ray to say what is free; then nobody knows where it would be placed."""
 
-PAGE = 100
-"""Of so many waiting requests in a list it is said when they will start."""
-
 SILENT_SECONDS = 2.0
 """A GCS that has owed an answer for so long is reported as silent."""
 
@@ -271,9 +268,14 @@ class PoolBroker:
         free = await self._placements.figures_within(FIGURES_SECONDS)
         known = self.broker.requests.get(wanted.id)
         if known is not None and known.spec.dump() == wanted.dump():
-            return view_known(self.broker, known).as_dict()
+            starts = await self._starts([wanted.id], at_once=True)
+            return view_known(self.broker, self._known(wanted.id), starts.get(wanted.id, UNKNOWN)).as_dict()
         answer = dry_run(self.broker, wanted, self._now(), job)
-        return view_dry_run(answer, self._nodes_for(answer, free)).as_dict()
+        nodes, eta = self._nodes_for(answer, free), UNKNOWN
+        if answer.request.waiting:
+            expected = await self._etas.if_it_were(answer.broker, wanted.id)
+            eta = UNKNOWN if expected is None else expected.seconds_from(self._now())
+        return view_dry_run(answer, nodes, eta).as_dict()
 
     def _nodes_for(self, answer: DryRun, free: Rooms | None) -> tuple[str, ...] | Misfit | None:
         """Where it would be placed, when those have left who would be evicted for it; None if it would not be,
@@ -411,10 +413,8 @@ class PoolBroker:
         pool: str | None = None,
         ended: bool = True,
     ) -> list[dict[str, Any]]:
-        """Requests in order of submission. `pool`: granted there, or waiting there. When they will start is said of
-        the first ones that wait."""
-        first = [request.id for request in self._chosen(status, component, pool, ended) if request.waiting][:PAGE]
-        starts = await self._starts(first)
+        """Requests in order of submission. `pool`: granted there, or waiting there."""
+        starts = await self._starts([request.id for request in self._chosen(status, component, pool, ended)])
         chosen = self._chosen(status, component, pool, ended)
         return [view.as_dict() for view in view_requests(self.broker, chosen, starts)]
 

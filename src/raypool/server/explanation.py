@@ -145,14 +145,14 @@ def view_suggestion(one: Suggestion) -> dict[str, Any]:
 # --- a dry run --------------------------------------------------------------------------------
 
 
-def view_dry_run(answer: DryRun, nodes: tuple[str, ...] | Misfit | None) -> DryRunView:
+def view_dry_run(answer: DryRun, nodes: tuple[str, ...] | Misfit | None, eta: Eta = UNKNOWN) -> DryRunView:
     where = None
     if isinstance(nodes, Misfit):
         where = f"it would not be placed yet: {nodes.as_search}"
     elif nodes is not None:
         where = f"there is room on today's nodes: {', '.join(dict.fromkeys(nodes))}"
     return DryRunView(
-        request=view_request(answer.broker, answer.request),
+        request=view_request(answer.broker, answer.request, None, eta),
         starts=answer.granted,
         pool=answer.pool,
         places=None if nodes is None else not isinstance(nodes, Misfit),
@@ -163,8 +163,8 @@ def view_dry_run(answer: DryRun, nodes: tuple[str, ...] | Misfit | None) -> DryR
     )
 
 
-def view_known(broker: Broker, request: Request) -> DryRunView:
+def view_known(broker: Broker, request: Request, eta: Eta = UNKNOWN) -> DryRunView:
     """Of a request that is there already: asked for again, it is the same."""
     current = request.current
     pool = current.pool.name if current is not None and current.pool is not None else None
-    return DryRunView(view_request(broker, request), starts=current is not None, pool=pool)
+    return DryRunView(view_request(broker, request, None, eta), starts=current is not None, pool=pool)

@@ -2,7 +2,8 @@
 
 The world confirms what Ray would: a grant is placed at once, a removal takes `removal_seconds`. All
 that is due up to an entry's time happens first, in order of due time; at one instant removals, then
-grace deadlines, then durations, each by order of submission, with the cycle after each.
+deadlines (of a grace, of `max_duration_seconds`), then durations, each by order of submission, with the cycle after
+each.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from raypool.core import events as ev
 from raypool.core.broker import Broker, World
+from raypool.core.explain import wait_reasons
 from raypool.core.instructions import ChangeStatus, Instruction, RemovePlacementGroup
 from raypool.core.pool import borrowed_by
 from raypool.core.status import Status
@@ -20,7 +22,7 @@ from raypool.simulation.report import SimulationReport, Step, Transition
 from raypool.simulation.scenario import Entry, Expectation, Scenario
 from raypool.spec import BrokerConfig, PoolSpec
 
-_REMOVAL, _GRACE, _DURATION = 0, 1, 2
+_REMOVAL, _DEADLINE, _DURATION = 0, 1, 2
 
 
 def simulate(scenario: dict[str, Any] | Scenario) -> SimulationReport:
@@ -83,7 +85,7 @@ class _Run:
     def _run_until(self, end: int) -> None:
         while (when := self._next_due()) is not None and when[0] <= end:
             self.clock = max(self.clock, when[0])
-            if when[1] == _GRACE:
+            if when[1] == _DEADLINE:
                 self._feed(ev.TimePassed())
                 continue
             _, kind, _, request_id, attempt = heapq.heappop(self.due)
@@ -97,7 +99,7 @@ class _Run:
         candidates = [self.due[0][:2]] if self.due else []
         deadline = self.broker.next_deadline
         if deadline is not None:
-            candidates.append((round(deadline * 1000), _GRACE))
+            candidates.append((round(deadline * 1000), _DEADLINE))
         return min(candidates, default=None)
 
     def _feed(self, event: ev.Event) -> None:
@@ -182,8 +184,10 @@ class _Run:
         request = self.broker.requests.get(request_id)
         if request is None or request.status is None:
             return [f"'{request_id}' was never submitted"]
+        reason = next(iter(wait_reasons(self.broker, request).values()), None) or request.reason
         found = {
             "status": request.status.value,
+            "rule": reason.rule if reason else None,
             "pool": request.pool,
             "preempted_by": request.preempted_by,
             "demand": request.demand,

@@ -54,7 +54,8 @@ Time = Annotated[Seconds, BeforeValidator(_checked_time)]
 
 
 class Submit(Spec):
-    """A request, and after how many seconds from its grant it releases itself (`duration`)."""
+    """A request, and after how many seconds from its grant it releases itself (`duration`). With
+    `max_duration_seconds` it is made to leave when it runs longer than that."""
 
     id: Name
     component: Name
@@ -67,6 +68,7 @@ class Submit(Spec):
     preemptible: bool | None = None
     strategy: Strategy = "PACK"
     grace_seconds: Seconds | None = None
+    max_duration_seconds: Time | None = None
 
     @model_validator(mode="after")
     def _is_a_request(self) -> Submit:
@@ -97,6 +99,7 @@ class Expectation(Spec):
     borrowed: dict[Name, Amount] | None = None
     preempted_by: Name | None = None
     demand: dict[Name, Amount] | None = None
+    rule: str | None = None
 
 
 def _checked_status(value: Any) -> Any:
