@@ -366,7 +366,7 @@ class PreviewView(View):
     """What a change would do now. number: what the config would be numbered (as now, if nothing changes).
 
     consequences: what hurts first, then in order of submission. more: how many further ones there are, by kind.
-    promises: what pools would promise beyond their nodes and do not now. warnings: as `apply` returns.
+    promises: what pools would promise beyond their nodes and do not now. warnings: what else `apply` would return.
     """
 
     number: int

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 from raypool.core import events as ev
@@ -48,6 +48,7 @@ from raypool.server.views import (
     UNKNOWN,
     Eta,
     config_warnings,
+    specs_of,
     view_broker,
     view_history,
     view_pool,
@@ -55,7 +56,7 @@ from raypool.server.views import (
     view_request,
     view_requests,
 )
-from raypool.spec import BrokerConfig, RequestSpec, shorten
+from raypool.spec import BrokerConfig, PoolSpec, RequestSpec, shorten
 from raypool.version import __version__
 
 logger = logging.getLogger("raypool")
@@ -185,17 +186,19 @@ class PoolBroker:
         return {"version": __version__, "started_at": self._started_at, "journal": self._journal.store.where}
 
     async def apply(self, config: dict[str, Any], by: str = "", note: str = "") -> list[str]:
-        """Adds or replaces pools and policies, all or none. Returns warnings. Raises SpecError, Refused.
+        """Adds or replaces pools and policies, all or none. Returns warnings: of pools and policies as they are then,
+        and of pools that promise more than their nodes have. Raises SpecError, Refused.
 
         by, note: who does it, and why; kept with the change, as in the calls below.
         """
         self._refuse_if_stopping()
         await self._change(ev.ConfigApplied(BrokerConfig.load(config), by, note))
-        return config_warnings(self.broker)
+        return self._warnings()
 
     async def check(self, config: dict[str, Any]) -> list[str]:
         """What `apply` would return or raise, without applying anything: the dry run."""
-        return warnings_of(*self.broker.after(BrokerConfig.load(config)))
+        pools, policies = self.broker.after(BrokerConfig.load(config))
+        return [*warnings_of(pools, policies), *self._broken(pools)]
 
     async def preview(self, config: dict[str, Any]) -> dict[str, Any]:
         """What `apply` would do now to who waits and who runs, or what it would raise."""
@@ -207,22 +210,22 @@ class PoolBroker:
 
     def _preview(self, change: Change) -> dict[str, Any]:
         found = preview(self.broker, change, self._now())
-        return view_preview(found, self._broken_by(found.after)).as_dict()
+        now, then = self._broken(specs_of(self.broker)), self._broken(specs_of(found.after))
+        return view_preview(found, then, known=now).as_dict()
 
-    def _broken_by(self, after: Broker) -> list[str]:
-        """What pools would promise beyond their nodes, and do not now."""
-        now, then = (
-            broken_promises([pool.spec for _, pool in sorted(broker.pools.items())], self._placements.nodes)
-            for broker in (self.broker, after)
-        )
-        return [promise for promise in then if promise not in now]
+    def _warnings(self) -> list[str]:
+        """What is allowed in pools and policies but rarely meant, and what pools promise beyond their nodes."""
+        return [*config_warnings(self.broker), *self._broken(specs_of(self.broker))]
+
+    def _broken(self, pools: Mapping[str, PoolSpec]) -> list[str]:
+        return broken_promises([pool for _, pool in sorted(pools.items())], self._placements.nodes)
 
     async def rollback(self, version: int, by: str = "", note: str = "") -> list[str]:
         """Makes pools and policies what they were after that change, all or none. Returns warnings. Raises
         Refused with every fault."""
         self._refuse_if_stopping()
         await self._change(ev.RolledBack(version, by, note))
-        return config_warnings(self.broker)
+        return self._warnings()
 
     async def history(self) -> list[dict[str, Any]]:
         """Every change of pools and policies that is kept, by number."""
