@@ -7,7 +7,8 @@ import pytest
 from raypool.core import reasons
 from raypool.core.explain import explanation_of, wait_reasons
 from raypool.core.reasons import Evicted, NoPoolTakesIt, Reason, RoomBeingMade, amounts
-from raypool.server.views import view_request, view_requests
+from raypool.core.walk import rank
+from raypool.server.views import view_request
 
 from .story import Story, node, policy, pool
 
@@ -463,12 +464,23 @@ def test_a_new_arrival_in_a_strict_pool_is_explained_too():
     assert story.view("y").reason == "number 2 in line in pool 'p', behind 'x', which has no room yet"
 
 
-def test_a_position_is_the_same_whether_one_is_asked_for_or_all():
-    story = Story([pool(gpu=1)], [policy("a", priority=1), policy("b", priority=1), policy("c", priority=5)])
+def test_positions_and_who_is_ahead_are_in_the_order_of_the_walk():
+    story = Story(
+        [pool(gpu=6)],
+        [policy("a", priority=1, reserved=2), policy("b", priority=1), policy("c", priority=5, reserved=1)],
+    )
+    story.run("holder", "b", gpu=6)
     for i in range(40):
-        story.submit(f"r{i}", "abc"[i % 3], gpu=1)
-    waiting = [one for one in story.broker.requests.values() if one.queued]
-    one_by_one = {one.id: view_request(story.broker, one).position for one in waiting}
-    at_once = {view.id: view.position for view in view_requests(story.broker, waiting)}
-    assert one_by_one == at_once
-    assert sorted(at_once.values()) == list(range(1, len(waiting) + 1))
+        firm = i % 7 == 0 and "abc"[i % 3] != "b"
+        story.submit(f"r{i}", "abc"[i % 3], gpu=1 if firm else 1 + i % 4, preemptible=not firm)
+    (one,) = story.broker.pools.values()
+    line = sorted(
+        (rank(group.account, group, member.number), member)
+        for group in one.queue.groups.values()
+        for member in group.members.values()
+    )
+    line = [member for _, member in line]
+    assert len({(one.owner, one.preemptible) for one in line}) == 5
+    for place, request in enumerate(line, start=1):
+        assert view_request(story.broker, request).position == place
+        assert explanation_of(one).ahead_of(request) == line[: place - 1][:5]

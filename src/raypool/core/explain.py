@@ -6,6 +6,9 @@ Read-only; made when somebody asks, kept until the pool changes.
 
 from __future__ import annotations
 
+import heapq
+from bisect import bisect_left
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from raypool.core.ledger import Standing
@@ -23,10 +26,13 @@ from raypool.core.reasons import (
     RoomElsewhere,
 )
 from raypool.core.request import Need, Request
-from raypool.core.walk import Figures, rank, walk
+from raypool.core.walk import Figures, walk
 
 if TYPE_CHECKING:
     from raypool.core.broker import Broker
+
+AHEAD_NAMED = 5
+"""Of those ahead of a request so many are named at most."""
 
 
 def wait_reasons(broker: Broker, request: Request) -> dict[str, Reason]:
@@ -60,7 +66,8 @@ class Explanation:
         self.elsewhere: dict[Request, None] = {}
         self.figures = Figures(pool.ledger)
         self.outcome = walk(pool, pool.queue, self.figures, passed=self._note)
-        self._positions: dict[Request, int] | None = None
+        self._numbers: dict[tuple[int, int], tuple[int, list[int]]] = {}
+        self._first: list[Request] = []
 
     def _note(self, group: Group, verdict: str, request: Request) -> None:
         if verdict == "elsewhere":
@@ -69,40 +76,37 @@ class Explanation:
             self.passed[group] = (verdict, request)
 
     def position(self, request: Request) -> int:
-        """Its place in the pool's line, from 1, in the order in which a walk begins.
+        """Its place in the pool's line, from 1, in the order in which a walk begins."""
+        group = self.pool.queue.groups[request.owner, self.pool.need(request), request.preemptible]
+        before, numbers = self._line()[group.entry()[:2]]
+        return before + bisect_left(numbers, request.number) + 1
 
-        Whole groups stand ahead or behind; only in those of its own rank are members counted. For many
-        at once, call `number_all` first.
-        """
-        if self._positions is not None:
-            return self._positions[request]
-        groups = self.pool.queue.groups
-        account = self.pool.ledger.accounts[request.owner]
-        own = groups[account.owner, self.pool.need(request), request.preemptible]
-        rank_of_own = rank(account, own, request.number)[:2]
-        ahead = 0
-        for group in groups.values():
-            rank_of_group = rank(group.account, group, 0)[:2]
-            if rank_of_group < rank_of_own:
-                ahead += len(group.members)
-            elif rank_of_group == rank_of_own:
-                ahead += group.before(request.number)
-        return ahead + 1
+    def ahead_of(self, request: Request) -> list[Request]:
+        """Who stands before it in line, the first `AHEAD_NAMED` of them."""
+        if not self._first:
+            # They are in those groups whose first members come first.
+            groups = heapq.nsmallest(AHEAD_NAMED, self.pool.queue.groups.values(), key=lambda one: one.entry()[:3])
+            members = [
+                (*group.entry()[:2], number, member)
+                for group in groups
+                for number, member in islice(group.members.items(), AHEAD_NAMED)
+            ]
+            self._first = [one[3] for one in heapq.nsmallest(AHEAD_NAMED, members, key=lambda one: one[:3])]
+        first = self._first
+        return first[: first.index(request)] if request in first else first
 
-    def number_all(self) -> None:
-        """Works out every position at once."""
-        if self._positions is None:
-            self._positions = {member: place for place, member in enumerate(self.in_line(), start=1)}
-
-    def in_line(self) -> list[Request]:
-        """All who wait here, in the order in which a walk begins."""
-        ranked = [
-            (rank(group.account, group, member.number), member)
-            for group in self.pool.queue.groups.values()
-            for member in group.members.values()
-        ]
-        ranked.sort(key=lambda pair: pair[0])
-        return [member for _, member in ranked]
+    def _line(self) -> dict[tuple[int, int], tuple[int, list[int]]]:
+        """For each class and priority: how many stand before all of them, and their numbers, ascending."""
+        if not self._numbers:
+            numbers: dict[tuple[int, int], list[int]] = {}
+            for group in self.pool.queue.groups.values():
+                numbers.setdefault(group.entry()[:2], []).extend(group.members)
+            before = 0
+            for key, own in sorted(numbers.items()):
+                own.sort()
+                self._numbers[key] = before, own
+                before += len(own)
+        return self._numbers
 
     def reason(self, request: Request) -> Reason:
         """The first rule that holds it here."""

@@ -17,8 +17,6 @@ from raypool.core.what_if import Suggestion
 from raypool.server.views import UNKNOWN, Eta, view_request
 from raypool.view import DryRunView, ExplanationView, WaitView
 
-AHEAD_SHOWN = 5
-
 
 def view_explanation(broker: Broker, request: Request, now: float, eta: Eta = UNKNOWN) -> ExplanationView:
     """Without what would start it: that is looked for by and by (what_if.py)."""
@@ -44,17 +42,17 @@ def _wait(broker: Broker, request: Request, name: str, reason: Reason) -> WaitVi
     pool = broker.pools.get(name)
     if pool is None:  # a component without a policy has no pool
         return WaitView(name, reason.rule, reason.sentence)
-    ahead: list[Request] = []
+    position, ahead = None, []
     if name in request.queued:
-        line = explanation_of(pool).in_line()
-        ahead = line[: line.index(request)]
+        explanation = explanation_of(pool)
+        position, ahead = explanation.position(request), [one.id for one in explanation.ahead_of(request)]
     return WaitView(
         pool=name,
         rule=reason.rule,
         sentence=reason.sentence,
-        position=len(ahead) + 1 if name in request.queued else None,
-        ahead=[one.id for one in ahead[:AHEAD_SHOWN]],
-        ahead_in_all=len(ahead),
+        position=position,
+        ahead=ahead,
+        ahead_in_all=position - 1 if position is not None else 0,
         figures=_figures(pool, request),
         waits_for=_leavers(pool) if isinstance(reason, RoomBeingMade) else [],
     )

@@ -98,7 +98,6 @@ def view_requests(
     etas = etas or {}
     borrowed: dict[str, dict[str, int]] = {}
     for pool in broker.pools.values():
-        explanation_of(pool).number_all()
         borrowed.update(borrowed_in(pool))
     return [
         view_request(broker, request, borrowed.get(request.id, {}), etas.get(request.id, UNKNOWN))
