@@ -10,7 +10,9 @@ from raypool.core.snapshot import Snapshots
 from raypool.core.status import Status
 from raypool.core.victims import takers
 from raypool.errors import Refused
+from raypool.server import actor
 from raypool.server.explanation import view_explanation
+from raypool.server.spare import MOST_SECONDS, REST
 
 from ..core.core_rules import CoreRules
 from ..core.histories import feed, random_history
@@ -182,8 +184,8 @@ def test_who_takes_something_was_among_those_who_could(first):
 # --- asked over the wire ----------------------------------------------------------------------
 
 
-def everything(actor):
-    return list(Snapshots().lines_of(actor.broker, 0)), actor._journal.number, actor._journal.text()
+def everything(asked):
+    return list(Snapshots().lines_of(asked.broker, 0)), asked._journal.number, asked._journal.text()
 
 
 def test_why_says_what_would_start_it_and_changes_nothing():
@@ -214,6 +216,57 @@ def test_other_calls_are_answered_while_it_is_looked_for_what_would_start_it():
             await world.actor.release("holder")
             assert not why.done()
             assert (await why)["would_start"], "it speaks of the state in which it was asked"
+
+    run(story)
+
+
+async def crowd(world):
+    """One holds, five wait; the five as they are told why, one just after the other."""
+    await world.run("holder", "red", gpu=6)
+    for i in range(5):
+        await world.submit(f"x{i}", "blue", gpu=4 + i % 2)
+    return [world.actor.watch(f"x{i}", 10**9, 5 + i / 1000, explain=True) for i in range(5)]
+
+
+def test_who_still_waits_is_told_the_facts_and_the_first_who_asks_what_would_start_it_too():
+    async def story():
+        async with World(FakeCluster(node("n1", 8)), policies=[policy("red"), policy("blue")]) as world:
+            answers = await asyncio.gather(*await crowd(world))
+            for place, answer in enumerate(answers, start=1):
+                assert answer["why"]["waits"][0]["position"] == place
+                assert answer["why"]["sentence"] == f"'x{place - 1}' waits: {answer['request']['reason']}"
+            found = [[one["rule"] for one in answer["why"]["would_start"]] for answer in answers]
+            assert found == [["raise-reserved", "other-ends"], [], [], [], []]
+            await world.pass_seconds(REST * MOST_SECONDS)
+            again = await world.actor.watch("x0", 10**9, 0, explain=True)
+            assert again["why"]["would_start"], "by now there is time again"
+
+    run(story)
+
+
+def test_who_does_not_ask_or_does_not_wait_any_more_is_not_told_why():
+    async def story():
+        async with World(FakeCluster(node("n1", 8)), policies=[policy("red"), policy("blue")]) as world:
+            await world.run("holder", "red", gpu=6)
+            await world.submit("x", "blue", gpu=4)
+            assert "why" not in await world.actor.watch("x", 10**9, 1)
+            seen = (await world.actor.watch("x", -1, 1, explain=True))["version"]
+            granted = asyncio.ensure_future(world.actor.watch("x", seen, 5, explain=True))
+            await world.pass_seconds(1)
+            await world.actor.release("holder")
+            assert "why" not in await granted
+
+    run(story)
+
+
+def test_a_search_that_fails_keeps_nobody_from_his_facts_or_his_grant(monkeypatch, caplog):
+    monkeypatch.setattr(actor, "search", lambda *_: 1 / 0)
+
+    async def story():
+        async with World(FakeCluster(node("n1", 8)), policies=[policy("red"), policy("blue")]) as world:
+            first, *_ = await asyncio.gather(*await crowd(world))
+            assert (first["why"]["waits"][0]["rule"], first["why"]["would_start"]) == ("no-room", [])
+            assert "what would start x0 could not be worked out" in caplog.text
 
     run(story)
 

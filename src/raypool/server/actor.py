@@ -33,7 +33,8 @@ from raypool.core.preview import Change, preview
 from raypool.core.replay import Unreadable
 from raypool.core.request import Allocation, Request
 from raypool.core.snapshot import Snapshots
-from raypool.core.what_if import Places, search
+from raypool.core.status import Status
+from raypool.core.what_if import Places, Suggestion, search
 from raypool.errors import BrokerDegraded, BrokerFault, Refused
 from raypool.server.audit import Audit, broken_promises
 from raypool.server.calls import checked
@@ -43,6 +44,7 @@ from raypool.server.explanation import view_dry_run, view_explanation, view_know
 from raypool.server.journal import Journal
 from raypool.server.owners import Owners
 from raypool.server.placement import Placement, Placements, answered
+from raypool.server.spare import Spare
 from raypool.server.stores import RAY, Store, StoreTaken, StoreUnusable, store_at
 from raypool.server.views import (
     UNKNOWN,
@@ -102,6 +104,7 @@ class PoolBroker:
         self._placements = Placements(cluster, self._feed, self._now)
         self._owners = Owners(lambda: self.broker, cluster, self._feed, self._now)
         self._audit = Audit(cluster, self._placements)
+        self._spare = Spare(self._now)
         self._etas = Etas(lambda: self.broker, lambda: self._journal.number, self._now)
         self._versions: dict[str, int] = {}
         self._first_version = 0
@@ -304,22 +307,47 @@ class PoolBroker:
         labels = pool.spec.node_labels if pool is not None else {}
         return self._placements.nodes_for(self.broker.bundles(spec, pool), spec.strategy, labels, free, removed)
 
-    async def watch(self, request_id: str, seen: int, timeout_seconds: float) -> dict[str, Any]:
+    async def watch(
+        self, request_id: str, seen: int, timeout_seconds: float, explain: bool = False
+    ) -> dict[str, Any]:
         """Long-poll: answers when the request's version is above `seen`, or when time is up.
 
-        Returns {"version": int, "request": view}.
+        Returns {"version": int, "request": view}; with `explain`, when it still waits as it did, "why" too: the facts
+        of an ExplanationView, and what would start it as far as there is time to look for it.
         """
         request = self._known(request_id)
         if self._version(request.id) <= seen:
             await self._changed(request.id, min(timeout_seconds, WATCH_MOST_SECONDS))
         starts: dict[str, Eta] = {}
+        would_start = None
         if self._version(request_id) <= seen:  # nothing new: he waits, and may want to know for how long
             starts = await self._starts([request_id])
-        request = self._known(request_id)
-        return {
-            "version": self._version(request.id),
-            "request": view_request(self.broker, request, None, starts.get(request_id, UNKNOWN)).as_dict(),
-        }
+            if explain:
+                would_start = await self._hints(request_id)
+        request, version = self._known(request_id), self._version(request_id)
+        eta = starts.get(request_id, UNKNOWN)
+        answer = {"version": version, "request": view_request(self.broker, request, None, eta).as_dict()}
+        if would_start is not None and version <= seen and request.status is Status.PENDING:
+            facts = view_explanation(self.broker, request, self._now(), eta)
+            answer["why"] = {**facts.as_dict(), "would_start": would_start}
+        return answer
+
+    async def _hints(self, request_id: str) -> list[dict[str, Any]]:
+        """What would start it, as far as there is time for such things. A search that fails is a bug of ours, and no
+        reason to keep anybody from his grant."""
+        try:
+            found = await self._spare.spend(lambda: self._search(request_id))
+        except Refused:
+            raise
+        except Exception:
+            logger.exception("a bug of raypool's: what would start %s could not be worked out", request_id)
+            return []
+        return [view_suggestion(one) for one in found]
+
+    async def _search(self, request_id: str) -> Iterator[Suggestion | None]:
+        """For what would start it, on the nodes as they are now."""
+        free = await self._placements.figures_within(FIGURES_SECONDS)
+        return search(self.broker, self._meant(request_id), self._now(), self._places(free))
 
     def _version(self, request_id: str) -> int:
         """The number of the event that last changed it: it only grows, also from one life to the next."""
@@ -397,15 +425,15 @@ class PoolBroker:
         """Why it is as it is, with what would start it. Looking for that takes a moment, in small pieces: other
         calls are answered meanwhile."""
         starts = await self._starts([self._meant(request_id).id], at_once=True)
-        free = await self._placements.figures_within(FIGURES_SECONDS)
-        request, now = self._meant(request_id), self._now()
-        explained = view_explanation(self.broker, request, now, starts.get(request.id, UNKNOWN))
+        pieces = await self._search(request_id)
+        request = self._meant(request_id)
+        explained = view_explanation(self.broker, request, self._now(), starts.get(request.id, UNKNOWN))
         found = []
-        for suggestion in search(self.broker, request, now, self._places(free)):
+        for suggestion in pieces:
             if suggestion is not None:
-                found.append(suggestion)
+                found.append(view_suggestion(suggestion))
             await asyncio.sleep(0)
-        return {**explained.as_dict(), "would_start": [view_suggestion(one) for one in found]}
+        return {**explained.as_dict(), "would_start": found}
 
     async def requests(
         self,
