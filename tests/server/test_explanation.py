@@ -43,6 +43,7 @@ def test_every_wait_is_explained_in_each_of_its_pools_with_figures_that_add_up(s
         have = wait.figures["gpu"]
         assert have["asks"] == story.broker.requests["x"].demand["gpu"]
         assert sum(have["held"].values()) + have["phantom"] + have["free"] == have["capacity"] == ledger.capacity[0]
+        assert have["others"] == 0
         assert wait.sentence in str(answer)
         assert (wait.position is None) == ("x" not in [one.id for one in story.broker.pools[wait.pool].queue])
         assert wait.position is None or wait.position == wait.ahead_in_all + 1
@@ -82,6 +83,39 @@ def test_whose_leaving_it_waits_for_and_by_when():
     text = str(explained(story))
     assert "waits for 'warned' of 'red' (4 gpu), which leaves in 6 s at the latest" in text
     assert "waits for 'ended' of 'red' (4 gpu), which leaves any moment" in text
+
+
+def test_a_team_and_an_orchestrator_of_the_same_name_are_two():
+    story = Story([pool()], [policy("red"), policy("red", component_type="orchestrator"), policy("blue")])
+    story.run("a", "red", gpu=3)
+    story.run("b", "red", gpu=4, component_type="orchestrator")
+    story.submit("x", "blue", gpu=2)
+    (wait,) = explained(story).waits
+    assert wait.figures["gpu"]["held"] == {"red (orchestrator)": 4, "red (team)": 3}
+
+
+def test_who_holds_most_is_named_and_the_rest_summed_and_of_many_leavers_some():
+    teams = [f"t{i:02}" for i in range(12)]
+    story = Story([pool(gpu=30)], [policy(team) for team in teams] + [policy("blue", priority=9)])
+    for i, team in enumerate(teams):
+        story.run(team, team, gpu=1 + (i >= 4))
+        if i < 7:
+            story.release(team)
+    story.submit("x", "blue", gpu=14)
+    (wait,) = explained(story).waits
+    have = wait.figures["gpu"]
+    assert have["held"] == dict.fromkeys(teams[4:], 2)
+    assert (have["others"], have["free"], wait.waits_for_in_all) == (4, 10, 7)
+    assert [one["id"] for one in wait.waits_for] == teams[:5]
+    text = str(explained(story))
+    assert "'t11' 2, others 4; its own component" in text
+    assert "and for 2 more to leave" in text
+
+
+def test_what_is_being_placed_stands_neither_in_line_nor_aside():
+    story = Story()
+    story.submit("x", gpu=2)
+    assert "\n  pool 'p', granted\n" in str(explained(story))
 
 
 # --- who was refused, had to leave, or runs ---------------------------------------------------
