@@ -36,6 +36,39 @@ def no_room_and_not_enough_leaves():
     return story, "no-room", "first in line in pool 'p': asks for 8 gpu, 2 free and 2 leaving"
 
 
+def no_room_behind_one_for_whom_room_is_being_made():
+    story = red_and_blue()
+    story.run("stays", "red", gpu=2)
+    story.run("leaves", "red", gpu=4)
+    story.release("leaves")
+    story.submit("first", "blue", gpu=5)
+    story.submit("x", "blue", gpu=3)
+    return (
+        story,
+        "no-room",
+        "number 2 in line in pool 'p': asks for 3 gpu, 2 free and 4 leaving, 5 of that kept for those ahead",
+    )
+
+
+def no_room_behind_one_that_is_over_its_limit():
+    story = Story([pool()], [policy("red", limit=4), policy("blue")])
+    story.run("holder", "red", gpu=4)
+    story.submit("first", "red", gpu=2)
+    story.submit("x", "blue", gpu=5)
+    return story, "no-room", "number 2 in line in pool 'p': asks for 5 gpu, 4 free"
+
+
+def no_room_for_another_key_than_the_one_that_leaves():
+    keys = {"name": "p", "capacity": {"gpu": 8, "tpu": 8}}
+    story = Story([keys], [policy("red"), policy("blue")])
+    story.run("leaves", "red", gpu=8)
+    story.submit("stays", "red", resources={"pool_resources": {"tpu": 7}})
+    story.ready("stays")
+    story.release("leaves")
+    story.submit("x", "blue", resources={"gpu_count": 6, "pool_resources": {"tpu": 2}})
+    return story, "no-room", "first in line in pool 'p': asks for 2 tpu, 1 free"
+
+
 def room_being_made():
     story = red_and_blue()
     story.run("a", "red", gpu=4)
@@ -75,6 +108,19 @@ def over_limit():
     return story, "limit", "over the limit of 'red' in pool 'p': asks for 2 gpu, uses 3 of 4"
 
 
+def over_limit_with_what_is_kept_for_an_earlier_one():
+    story = Story([pool()], [policy("red", limit=4), policy("blue")])
+    story.run("holder", "red", gpu=1)
+    story.run("leaves", "blue", gpu=7)
+    story.release("leaves")
+    story.submit("first", "red", gpu=2)
+    story.submit("x", "red", gpu=2)
+    sentence = (
+        "over the limit of 'red' in pool 'p': asks for 2 gpu, uses 1 of 4, and 2 more kept for its earlier requests"
+    )
+    return story, "limit", sentence
+
+
 def held_back():
     story = Story([pool()], [policy("red", limit=4)])
     story.run("holder", "red", gpu=3)
@@ -96,6 +142,21 @@ def reserve_in_use():
         "reserve-in-use",
         "not preemptible, so it waits for the reserve of 'red' in pool 'p': asks for 2 gpu, "
         "other non-preemptible work uses 3 of 4",
+    )
+
+
+def reserve_kept_for_an_earlier_one():
+    story = Story([pool()], [policy("red", reserved=4), policy("blue")])
+    story.run("holder", "red", gpu=1, preemptible=False)
+    story.run("leaves", "blue", gpu=7)
+    story.release("leaves")
+    story.submit("first", "red", gpu=2, preemptible=False)
+    story.submit("x", "red", gpu=2, preemptible=False)
+    return (
+        story,
+        "reserve-in-use",
+        "not preemptible, so it waits for the reserve of 'red' in pool 'p': asks for 2 gpu, other non-preemptible "
+        "work uses 1 of 4, and 2 more kept for its earlier requests",
     )
 
 
@@ -152,8 +213,11 @@ def infeasible():
 
 
 WAITING = [
-    no_room, no_room_and_not_enough_leaves, room_being_made, room_elsewhere, behind, over_limit, held_back,
-    reserve_in_use, being_placed, being_placed_and_looking, back_off, earlier_group, infeasible,
+    no_room, no_room_and_not_enough_leaves, no_room_behind_one_for_whom_room_is_being_made,
+    no_room_behind_one_that_is_over_its_limit, no_room_for_another_key_than_the_one_that_leaves,
+    over_limit_with_what_is_kept_for_an_earlier_one, reserve_kept_for_an_earlier_one, room_being_made,
+    room_elsewhere, behind, over_limit, held_back, reserve_in_use, being_placed, being_placed_and_looking,
+    back_off, earlier_group, infeasible,
 ]  # fmt: skip
 
 

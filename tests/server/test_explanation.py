@@ -1,6 +1,7 @@
 """The facts behind "why?", and a dry run with what the server knows of nodes: nothing is left of either."""
 
 import asyncio
+from itertools import count
 
 import pytest
 
@@ -10,9 +11,8 @@ from raypool.core.snapshot import Snapshots
 from raypool.core.status import Status
 from raypool.core.victims import takers
 from raypool.errors import Refused
-from raypool.server import actor
+from raypool.server import actor, spare
 from raypool.server.explanation import view_explanation
-from raypool.server.spare import MOST_SECONDS, REST
 
 from ..core.core_rules import CoreRules
 from ..core.histories import feed, random_history
@@ -262,7 +262,16 @@ async def crowd(world):
     return [world.actor.watch(f"x{i}", 10**9, 5 + i / 1000, explain=True) for i in range(5)]
 
 
-def test_who_still_waits_is_told_the_facts_and_the_first_who_asks_what_would_start_it_too():
+class Ticking:
+    """A clock that goes on by a ten-thousandth of a second whenever somebody looks."""
+
+    def __init__(self):
+        self.perf_counter = (tick / 10_000 for tick in count()).__next__
+
+
+def test_who_still_waits_is_told_the_facts_and_the_first_who_asks_what_would_start_it_too(monkeypatch):
+    monkeypatch.setattr(spare, "time", Ticking())
+
     async def story():
         async with World(FakeCluster(node("n1", 8)), policies=[policy("red"), policy("blue")]) as world:
             answers = await asyncio.gather(*await crowd(world))
@@ -271,7 +280,7 @@ def test_who_still_waits_is_told_the_facts_and_the_first_who_asks_what_would_sta
                 assert answer["why"]["sentence"] == f"'x{place - 1}' waits: {answer['request']['reason']}"
             found = [[one["rule"] for one in answer["why"]["would_start"]] for answer in answers]
             assert found == [["raise-reserved", "other-ends"], [], [], [], []]
-            await world.pass_seconds(REST * MOST_SECONDS)
+            await world.pass_seconds(spare.REST * spare.MOST_SECONDS)
             again = await world.actor.watch("x0", 10**9, 0, explain=True)
             assert again["why"]["would_start"], "by now there is time again"
 

@@ -127,25 +127,38 @@ class Explanation:
         if outcome.blocked is not None and outcome.blocked is not request:
             return Behind(pool.name, outcome.blocked.id, self.position(request) - 1)
         key, amount = self._short_of(need)
-        free, leaving = max(self.figures.free[key], 0), self.figures.leaving[key]
-        return NoRoom(pool.name, ledger.keys[key], amount, free, leaving, ledger.phantom[key])
+        free = max(ledger.free[key], 0)
+        return NoRoom(
+            pool=pool.name,
+            key=ledger.keys[key],
+            asked=amount,
+            free=free,
+            leaving=ledger.leaving[key],
+            phantom=ledger.phantom[key],
+            ahead=self.position(request) - 1,
+            kept=min(ledger.free[key] - self.figures.free[key], free + ledger.leaving[key]),
+        )
 
     def _passed_over(self, verdict: str, first: Request, request: Request, need: Need, standing: Standing) -> Reason:
-        keys, component = self.pool.ledger.keys, request.owner[0]
+        name, keys, component = self.pool.name, self.pool.ledger.keys, request.owner[0]
+        account = self.pool.ledger.accounts[request.owner]
         if verdict == "reserve":
             key, amount = next((k, a) for k, a in need if standing.firm[k] + a > standing.reserved[k])
-            return ReserveInUse(
-                self.pool.name, component, keys[key], amount, standing.firm[key], standing.reserved[key]
-            )
+            used, kept = account.firm[key], standing.firm[key] - account.firm[key]
+            return ReserveInUse(name, component, keys[key], amount, used, standing.reserved[key], kept)
         over = [(k, a) for k, a in need if standing.staying[k] + a > standing.limit[k]]
         if over:
             key, amount = over[0]
-            return OverLimit(self.pool.name, component, keys[key], amount, standing.staying[key], standing.limit[key])
-        earlier = self.outcome.held_back.get(self.pool.ledger.accounts[request.owner], first.id)
-        return HeldBack(self.pool.name, component, earlier)
+            used, kept = account.staying[key], standing.staying[key] - account.staying[key]
+            return OverLimit(name, component, keys[key], amount, used, standing.limit[key], kept)
+        return HeldBack(name, component, self.outcome.held_back.get(account, first.id))
 
     def _short_of(self, need: Need) -> tuple[int, int]:
-        """The key it lacks most of, with the amount asked."""
+        """The key it lacks most of, with the amount asked. What lacks also when the leaving have left goes first."""
         if not need:
             return 0, 0
-        return max(need, key=lambda item: (item[1] - self.figures.free[item[0]], -item[0]))
+        free, leaving = self.figures.free, self.figures.leaving
+        return max(
+            need,
+            key=lambda item: (max(item[1] - free[item[0]] - leaving[item[0]], 0), item[1] - free[item[0]], -item[0]),
+        )
