@@ -242,11 +242,13 @@ class DryRunView(View):
     those have left who would be evicted for it. nodes: whether it would be
     placed on today's nodes: where, or what stands in the way; None: nobody knows, or it does not start.
     places: the same as yes, no or unknown. evicts: who would be asked to leave for it: {"id", "component",
-    "sentence"}; it starts when they have left.
+    "sentence"}; it starts when they have left. known: it was asked for already, so asking again changes nothing:
+    request is how it stands, starts whether it is granted.
     """
 
     request: RequestView
     starts: bool
+    known: bool = False
     pool: str | None = None
     places: bool | None = None
     nodes: str | None = None
@@ -261,6 +263,8 @@ class DryRunView(View):
 
     def __str__(self) -> str:
         request = self.request
+        if self.known:
+            return f"it was asked for already, and asking again changes nothing: {request.story}"
         if request.status == "rejected":
             found = [f"it would be rejected: {request.reason}"]
         elif self.starts:

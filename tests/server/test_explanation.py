@@ -10,9 +10,10 @@ from raypool.core.reasons import Evicted
 from raypool.core.snapshot import Snapshots
 from raypool.core.status import Status
 from raypool.core.victims import takers
-from raypool.errors import Refused
+from raypool.errors import BrokerDegraded, Refused
 from raypool.server import actor, spare
 from raypool.server.explanation import view_explanation
+from raypool.view import DryRunView
 
 from ..core.core_rules import CoreRules
 from ..core.histories import feed, random_history
@@ -384,12 +385,30 @@ def test_while_the_gcs_is_silent_a_dry_run_says_all_but_where():
     run(story)
 
 
+def test_a_dry_run_of_a_broker_that_takes_nothing_is_refused_as_the_submission_is():
+    async def story():
+        async with World() as world:
+            world.actor._degrade("its journal cannot be written")
+            spec = {"id": "a", "component": "red", "resources": {"gpu_count": 2}}
+            for call in (world.actor.submit, world.actor.dry_run):
+                with pytest.raises(BrokerDegraded, match="its journal cannot be written"):
+                    await call(spec, None)
+
+    run(story)
+
+
 def test_what_was_asked_for_already_is_what_a_dry_run_of_it_says():
     async def story():
         async with World() as world:
             await world.run("a", gpu=2)
             spec = {"id": "a", "component": "red", "resources": {"gpu_count": 2}}
-            assert (await world.actor.dry_run(spec, None))["request"] == await world.view("a")
+            answer = DryRunView.from_dict(await world.actor.dry_run(spec, None))
+            assert answer.request.as_dict() == await world.view("a")
+            told = "it was asked for already, and asking again changes nothing: "
+            assert str(answer) == f"{told}'a' runs in pool 'p', of which 2 gpu borrowed"
+            await world.actor.release("a")
+            answer = DryRunView.from_dict(await world.actor.dry_run(spec, None))
+            assert str(answer) == f"{told}'a' is released: given back by its owner"
             with pytest.raises(Refused, match="request id 'a' is taken"):
                 await world.actor.dry_run({**spec, "workers": 2}, None)
 

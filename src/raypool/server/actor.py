@@ -270,14 +270,14 @@ class PoolBroker:
         return self._view(wanted.id)
 
     async def dry_run(self, spec: dict[str, Any], job: str | None) -> dict[str, Any]:
-        """What `submit` would come to now. Changes nothing, and is not in the journal. Raises SpecError, and
-        Refused for an id that stands for something else."""
+        """What `submit` would come to now, or what it would raise. Changes nothing, and is not in the journal."""
         self._refuse_if_stopping()
         wanted: RequestSpec = RequestSpec.load(spec)
         free = await self._placements.figures_within(FIGURES_SECONDS)
         known = self.broker.requests.get(wanted.id)
         if known is not None and known.spec.dump() == wanted.dump():
             return view_known(self.broker, known).as_dict()
+        self._refuse_if_degraded()
         answer = dry_run(self.broker, wanted, self._now(), job)
         return view_dry_run(answer, self._nodes_for(answer, free)).as_dict()
 

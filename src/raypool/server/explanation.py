@@ -188,4 +188,4 @@ def view_known(broker: Broker, request: Request) -> DryRunView:
     """Of a request that is there already: asked for again, it is the same."""
     current = request.current
     pool = current.pool.name if current is not None and current.pool is not None else None
-    return DryRunView(view_request(broker, request), starts=current is not None, pool=pool)
+    return DryRunView(view_request(broker, request), starts=current is not None, known=True, pool=pool)
