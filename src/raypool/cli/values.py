@@ -50,3 +50,4 @@ class Pair(_ParamType):
 
 AMOUNTS = Amounts()
 PAIR = Pair()
+COMPONENT_TYPE = click.Choice(["team", "orchestrator", "step_operator"])
