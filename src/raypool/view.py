@@ -134,9 +134,10 @@ class WaitView(View):
 
     position: its place in line, from 1; None where it stands aside. ahead: who stands before it, the first of
     `ahead_in_all`. figures: by key that it asks for and the pool counts: `asks`, `free`, `leaving`, `phantom`,
-    `capacity`; `used`, `reserved`, `limit` of its component; `held` by whom, by component.
-    waits_for: whose leaving it waits for: {"id", "component", "holds", "leaves_by"}; leaves_by: when the grace of
-    that one is over; None: any moment now.
+    `capacity`; `used`, `reserved`, `limit` of its component; `held` by whom, by component, the largest first, and
+    `others`, what all those hold who are not named.
+    waits_for: whose leaving it waits for, the first of `waits_for_in_all`: {"id", "component", "holds", "leaves_by"};
+    leaves_by: when the grace of that one is over; None: any moment now.
     """
 
     pool: str
@@ -147,13 +148,17 @@ class WaitView(View):
     ahead_in_all: int = 0
     figures: dict[str, dict[str, Any]] = field(default_factory=dict)
     waits_for: list[dict[str, Any]] = field(default_factory=list)
+    waits_for_in_all: int = 0
 
     def lines(self, at: float, told: str) -> list[str]:
         """As text. told: what was said before: it is not said twice."""
         where = "aside" if self.position is None else f"number {self.position} in line"
+        if self.rule == "being-placed":
+            where = "granted"
         found = [f"pool '{self.pool}', {where}" + ("" if told.endswith(self.sentence) else f": {self.sentence}")]
         for key, have in self.figures.items():
-            of = ", ".join(f"'{name}' {amount}" for name, amount in have["held"].items())
+            held = [f"'{name}' {amount}" for name, amount in have["held"].items()]
+            of = ", ".join([*held, f"others {have['others']}"] if have["others"] else held)
             others = "".join(f", {have[word]} {word}" for word in ("leaving", "phantom") if have[word])
             found.append(
                 f"  {key}: asks for {have['asks']}, {have['free']} of {have['capacity']} free{others}; "
@@ -172,6 +177,8 @@ class WaitView(View):
                 else f"in {max(one['leaves_by'] - at, 0):.0f} s at the latest"
             )
             found.append(f"  waits for '{one['id']}' of '{one['component']}' ({holds}), which leaves {by}")
+        if self.waits_for_in_all > len(self.waits_for):
+            found.append(f"  and for {self.waits_for_in_all - len(self.waits_for)} more to leave")
         return found
 
 
@@ -239,11 +246,13 @@ class DryRunView(View):
     those have left who would be evicted for it. nodes: whether it would be
     placed on today's nodes: where, or what stands in the way; None: nobody knows, or it does not start.
     places: the same as yes, no or unknown. evicts: who would be asked to leave for it: {"id", "component",
-    "sentence"}; it starts when they have left.
+    "sentence"}; it starts when they have left. known: it was asked for already, so asking again changes nothing:
+    request is how it stands, starts whether it is granted.
     """
 
     request: RequestView
     starts: bool
+    known: bool = False
     pool: str | None = None
     places: bool | None = None
     nodes: str | None = None
@@ -258,6 +267,8 @@ class DryRunView(View):
 
     def __str__(self) -> str:
         request = self.request
+        if self.known:
+            return f"it was asked for already, and asking again changes nothing: {request.story}"
         if request.status == "rejected":
             found = [f"it would be rejected: {request.reason}"]
         elif self.starts:
@@ -372,7 +383,7 @@ class PreviewView(View):
     """What a change would do now. number: what the config would be numbered (as now, if nothing changes).
 
     consequences: what hurts first, then in order of submission. more: how many further ones there are, by kind.
-    promises: what pools would promise beyond their nodes and do not now. warnings: as `apply` returns.
+    promises: what pools would promise beyond their nodes and do not now. warnings: what else `apply` would return.
     """
 
     number: int

@@ -148,7 +148,7 @@ class CoreClient:
 
     def apply(self, config: BrokerConfig, *, by: str | None = None, note: str = "") -> list[str]:
         self.feed(ev.ConfigApplied(config, by or "ann", note))
-        return config_warnings(self.broker)
+        return [*config_warnings(self.broker), *self.broken]
 
     def history(self) -> list[VersionView]:
         return view_history(self.broker)
@@ -158,7 +158,7 @@ class CoreClient:
 
     def rollback(self, number: int, *, by: str | None = None, note: str = "") -> list[str]:
         self.feed(ev.RolledBack(number, by or "ann", note))
-        return config_warnings(self.broker)
+        return [*config_warnings(self.broker), *self.broken]
 
     def detach_policy(self, pool: str, component: str, component_type: str = "team") -> None:
         self.feed(ev.PolicyDetached(pool, component, component_type))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import pytest
 import yaml
 
-from raypool.cli import connection, pool, request
+from raypool.cli import connection, pool, request, values
 from raypool.simulation.scenario import STATUSES
 from raypool.spec import BrokerConfig, ComponentType, PoolSpec
 
@@ -542,7 +542,7 @@ def test_every_command_has_help(cli: Cli, words: list[str]) -> None:
 
 
 def test_the_words_of_options_are_those_of_the_spec() -> None:
-    assert get_args(ComponentType) == pool.COMPONENT_TYPES
+    assert get_args(ComponentType) == tuple(values.COMPONENT_TYPE.choices)
     assert STATUSES == request.STATUSES
     fields = set(PoolSpec.model_fields) - {"name"}
     options = {pool._FIELD_OF.get(str(one.name), str(one.name)) for one in pool.update.params}

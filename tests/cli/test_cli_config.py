@@ -55,6 +55,14 @@ def test_a_dry_run_says_what_pools_would_promise_beyond_their_nodes(busy: Cli) -
     )
 
 
+def test_what_is_applied_all_the_same_is_warned_of(busy: Cli) -> None:
+    assert busy.client is not None
+    busy.client.broken = ["pool 'gpus' promises 10 gpu, and the nodes have 8"]
+    for words in (("apply", "-f", "-"), ("rollback", "1", "--yes"), ("pool", "update", "gpus", "-c", "{gpu: 10}")):
+        said = busy(*words, input=LARGER).stderr
+        assert flat(said) == "Warning: pool 'gpus' promises 10 gpu, and the nodes have 8"
+
+
 def test_a_dry_run_without_consequences_says_so(busy: Cli) -> None:
     assert (
         "nothing follows for who waits or runs now"

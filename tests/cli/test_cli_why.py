@@ -77,8 +77,8 @@ def test_an_explanation_is_data_too(shared: Cli) -> None:
     (wait,) = explained["waits"]
     assert (wait["rule"], wait["position"], wait["ahead"]) == ("no-room", 1, [])
     assert wait["figures"]["gpu"] == {
-        "asks": 3, "free": 1, "leaving": 0, "phantom": 0, "capacity": 8, "held": {"sandbox": 4, "research": 3},
-        "used": 4, "reserved": 0, "limit": 8,
+        "asks": 3, "free": 1, "leaving": 0, "phantom": 0, "capacity": 8,
+        "held": {"sandbox": 4, "research": 3}, "others": 0, "used": 4, "reserved": 0, "limit": 8,
     }  # fmt: skip
     assert {one["rule"] for one in explained["would_start"]} >= {"other-ends"}
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 import ray.exceptions
 
-from raypool.client import listening
-from raypool.client.waiting import acquire
+from raypool.client import listening, waiting
+from raypool.client.waiting import Waiting, acquire, acquire_async
 from raypool.errors import NodeLost, Refused, RequestRejected, WaitTimeout
 from raypool.spec import RequestSpec
 
@@ -87,6 +88,74 @@ def test_a_request_that_is_refused_is_not_asked_again() -> None:
     with pytest.raises(Refused):
         ask(line)
     assert [call[0] for call in line.calls] == ["submit"]
+
+
+WHY = {
+    "id": "r1", "component": "red", "status": "pending", "sentence": "'r1' waits: no room", "at": 10.0,
+    "waits": [{
+        "pool": "p", "rule": "room-being-made", "sentence": "no room",
+        "position": 2, "ahead": ["r0"], "ahead_in_all": 1,
+        "waits_for": [{"id": "r9", "component": "blue", "holds": {"gpu": 4}, "leaves_by": 15.0}],
+    }],
+    "expected": "expected to start in about 5 s, in 9 of 10 cases within 9 s",
+    "would_start": [{"rule": "ask-less", "sentence": "asked again with 1 gpu, it would start now", "leaving": []}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", [acquire, lambda *args: asyncio.run(acquire_async(*args))], ids=["plain", "async"])
+def test_the_log_has_the_reason_the_facts_and_what_would_start_it(
+    how: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(waiting, "FIRST_LOG_SECONDS", 0.0)
+    line = FakeLine()
+    line.answers["watch"] = [{**told("pending"), "why": WHY}, told("allocated")]
+    how(line, RequestSpec(id="r1", component="red"), "01", None)
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("raypool", "WARNING")
+    assert record.getMessage().splitlines() == [
+        "waiting for 0 s: 'r1' waits: no room",
+        "  pool 'p', number 2 in line",
+        "    ahead of it: 'r0'",
+        "    waits for 'r9' of 'blue' (4 gpu), which leaves in 5 s at the latest",
+        "  expected to start in about 5 s, in 9 of 10 cases within 9 s",
+        "what would start it",
+        "  - asked again with 1 gpu, it would start now",
+    ]
+
+
+def test_what_changes_just_when_it_is_logged_is_told_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(waiting, "FIRST_LOG_SECONDS", 0.0)
+    line = FakeLine()
+    line.answers["watch"] = [told("pending", reasons={"p": "no room"}), told("allocated")]
+    ask(line)
+    assert caplog.messages == ["waiting for 0 s: 'r1' waits: no room"]
+
+
+def test_it_is_asked_why_only_when_it_is_time_to_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(waiting, "time", clock)
+    made = Waiting(RequestSpec(id="r1", component="red"), "01", 100.0, None)
+    made.take({})  # submitted
+    asked = []
+    for _ in range(5):
+        method, (_, _, patience, explain), _ = made.next_call()
+        asked.append((method, patience, explain))
+        clock.now += patience
+        made.take(told("pending"))
+    assert asked == [
+        ("watch", 5.0, True), ("watch", 10.0, True), ("watch", 20.0, True), ("watch", 30.0, False),
+        ("watch", 10.0, True),
+    ]  # fmt: skip
+    assert made.next_call()[1][2:] == (25.0, False), "by then its time is up"
+
+
+class Clock:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import pytest
 from raypool.core import reasons
 from raypool.core.explain import explanation_of, wait_reasons
 from raypool.core.reasons import Evicted, NoPoolTakesIt, Reason, RoomBeingMade, amounts
-from raypool.server.views import view_request, view_requests
+from raypool.core.walk import rank
+from raypool.server.views import view_request
 
 from .story import Story, node, policy, pool
 
@@ -33,6 +34,39 @@ def no_room_and_not_enough_leaves():
     story.release("leaves")
     story.submit("x", "blue", gpu=8)
     return story, "no-room", "first in line in pool 'p': asks for 8 gpu, 2 free and 2 leaving"
+
+
+def no_room_behind_one_for_whom_room_is_being_made():
+    story = red_and_blue()
+    story.run("stays", "red", gpu=2)
+    story.run("leaves", "red", gpu=4)
+    story.release("leaves")
+    story.submit("first", "blue", gpu=5)
+    story.submit("x", "blue", gpu=3)
+    return (
+        story,
+        "no-room",
+        "number 2 in line in pool 'p': asks for 3 gpu, 2 free and 4 leaving, 5 of that kept for those ahead",
+    )
+
+
+def no_room_behind_one_that_is_over_its_limit():
+    story = Story([pool()], [policy("red", limit=4), policy("blue")])
+    story.run("holder", "red", gpu=4)
+    story.submit("first", "red", gpu=2)
+    story.submit("x", "blue", gpu=5)
+    return story, "no-room", "number 2 in line in pool 'p': asks for 5 gpu, 4 free"
+
+
+def no_room_for_another_key_than_the_one_that_leaves():
+    keys = {"name": "p", "capacity": {"gpu": 8, "tpu": 8}}
+    story = Story([keys], [policy("red"), policy("blue")])
+    story.run("leaves", "red", gpu=8)
+    story.submit("stays", "red", resources={"pool_resources": {"tpu": 7}})
+    story.ready("stays")
+    story.release("leaves")
+    story.submit("x", "blue", resources={"gpu_count": 6, "pool_resources": {"tpu": 2}})
+    return story, "no-room", "first in line in pool 'p': asks for 2 tpu, 1 free"
 
 
 def room_being_made():
@@ -74,6 +108,19 @@ def over_limit():
     return story, "limit", "over the limit of 'red' in pool 'p': asks for 2 gpu, uses 3 of 4"
 
 
+def over_limit_with_what_is_kept_for_an_earlier_one():
+    story = Story([pool()], [policy("red", limit=4), policy("blue")])
+    story.run("holder", "red", gpu=1)
+    story.run("leaves", "blue", gpu=7)
+    story.release("leaves")
+    story.submit("first", "red", gpu=2)
+    story.submit("x", "red", gpu=2)
+    sentence = (
+        "over the limit of 'red' in pool 'p': asks for 2 gpu, uses 1 of 4, and 2 more kept for its earlier requests"
+    )
+    return story, "limit", sentence
+
+
 def held_back():
     story = Story([pool()], [policy("red", limit=4)])
     story.run("holder", "red", gpu=3)
@@ -95,6 +142,21 @@ def reserve_in_use():
         "reserve-in-use",
         "not preemptible, so it waits for the reserve of 'red' in pool 'p': asks for 2 gpu, "
         "other non-preemptible work uses 3 of 4",
+    )
+
+
+def reserve_kept_for_an_earlier_one():
+    story = Story([pool()], [policy("red", reserved=4), policy("blue")])
+    story.run("holder", "red", gpu=1, preemptible=False)
+    story.run("leaves", "blue", gpu=7)
+    story.release("leaves")
+    story.submit("first", "red", gpu=2, preemptible=False)
+    story.submit("x", "red", gpu=2, preemptible=False)
+    return (
+        story,
+        "reserve-in-use",
+        "not preemptible, so it waits for the reserve of 'red' in pool 'p': asks for 2 gpu, other non-preemptible "
+        "work uses 1 of 4, and 2 more kept for its earlier requests",
     )
 
 
@@ -151,8 +213,11 @@ def infeasible():
 
 
 WAITING = [
-    no_room, no_room_and_not_enough_leaves, room_being_made, room_elsewhere, behind, over_limit, held_back,
-    reserve_in_use, being_placed, being_placed_and_looking, back_off, earlier_group, infeasible,
+    no_room, no_room_and_not_enough_leaves, no_room_behind_one_for_whom_room_is_being_made,
+    no_room_behind_one_that_is_over_its_limit, no_room_for_another_key_than_the_one_that_leaves,
+    over_limit_with_what_is_kept_for_an_earlier_one, reserve_kept_for_an_earlier_one, room_being_made,
+    room_elsewhere, behind, over_limit, held_back, reserve_in_use, being_placed, being_placed_and_looking,
+    back_off, earlier_group, infeasible,
 ]  # fmt: skip
 
 
@@ -463,12 +528,23 @@ def test_a_new_arrival_in_a_strict_pool_is_explained_too():
     assert story.view("y").reason == "number 2 in line in pool 'p', behind 'x', which has no room yet"
 
 
-def test_a_position_is_the_same_whether_one_is_asked_for_or_all():
-    story = Story([pool(gpu=1)], [policy("a", priority=1), policy("b", priority=1), policy("c", priority=5)])
+def test_positions_and_who_is_ahead_are_in_the_order_of_the_walk():
+    story = Story(
+        [pool(gpu=6)],
+        [policy("a", priority=1, reserved=2), policy("b", priority=1), policy("c", priority=5, reserved=1)],
+    )
+    story.run("holder", "b", gpu=6)
     for i in range(40):
-        story.submit(f"r{i}", "abc"[i % 3], gpu=1)
-    waiting = [one for one in story.broker.requests.values() if one.queued]
-    one_by_one = {one.id: view_request(story.broker, one).position for one in waiting}
-    at_once = {view.id: view.position for view in view_requests(story.broker, waiting)}
-    assert one_by_one == at_once
-    assert sorted(at_once.values()) == list(range(1, len(waiting) + 1))
+        firm = i % 7 == 0 and "abc"[i % 3] != "b"
+        story.submit(f"r{i}", "abc"[i % 3], gpu=1 if firm else 1 + i % 4, preemptible=not firm)
+    (one,) = story.broker.pools.values()
+    line = sorted(
+        (rank(group.account, group, member.number), member)
+        for group in one.queue.groups.values()
+        for member in group.members
+    )
+    line = [member for _, member in line]
+    assert len({(one.owner, one.preemptible) for one in line}) == 5
+    for place, request in enumerate(line, start=1):
+        assert view_request(story.broker, request).position == place
+        assert explanation_of(one).ahead_of(request) == line[: place - 1][:5]

@@ -8,6 +8,7 @@ from raypool.core import events as ev
 from raypool.core import what_if
 from raypool.core.broker import World
 from raypool.core.instructions import RemovePlacementGroup, WarnHolder
+from raypool.core.pool import borrowed_by
 from raypool.core.snapshot import Snapshots, broker_of
 from raypool.core.what_if import search, suggestions
 from raypool.spec import RequestSpec
@@ -55,7 +56,7 @@ def test_preemptible_where_the_reserve_is_in_use():
     story.run("firm", gpu=2, preemptible=False)
     story.submit("x", gpu=2, preemptible=False)
     assert told(story) == {
-        "preemptible": "asked again as preemptible, it would start now",
+        "preemptible": "asked again as preemptible (2 gpu of it borrowed), it would start now",
         "raise-reserved": "with 2 gpu more reserved for 'red' in pool 'p' (4 gpu in all), it would start now",
         "other-ends": "if 'firm' ended (2 gpu of 'red' in pool 'p', running for 0 s), it would start now",
     }
@@ -192,6 +193,8 @@ def followed(broker, request, now):
     for one in found:
         twin = applied(broker, one)
         assert twin.requests[one.starts].current is not None, one
+        if one.rule == "preemptible":
+            assert borrowed_by(twin.requests[one.starts]) == dict(one.borrowed)
         for id in one.leaving:
             assert twin.requests[id].status.value == "preempted", one
     return {one.rule for one in found}

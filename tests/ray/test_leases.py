@@ -58,6 +58,26 @@ def test_a_gang_is_all_or_nothing_and_named_for_its_owner(client: raypool.Client
     assert client.wait(second.id, 30).status == "allocated"
 
 
+@pytest.mark.parametrize("plainly", [True, False], ids=["plain", "async"])
+def test_who_waits_logs_why_with_the_facts_and_what_would_start_it(
+    client: raypool.Client, plainly: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("raypool.client.waiting.FIRST_LOG_SECONDS", 0.5)
+    client.apply({**POOLS, "policies": [{"pool": "shared", "component": "sandbox", "priority": 10}]})
+    with raypool.lease(TWO_GPUS, component="sandbox", workers=5) as held:
+        waits = raypool.lease(ResourceSettings(gpu_count=4), component="sandbox", wait_timeout_seconds=10)
+        with pytest.raises(raypool.WaitTimeout):
+            waits.acquire() if plainly else asyncio.run(waits.acquire_async())
+    told = "\n".join(caplog.messages)  # what would start it is not in each: the broker may have no time for it
+    for fact in (
+        "over the limit of 'sandbox' in pool 'shared': asks for 4 gpu, uses 10 of 12",
+        "gpu: asks for 4, 2 of 12 free; held by 'sandbox' 10; its own component uses 10, reserved 0, limit 12",
+        "asked again with 2 gpu instead of 4, it would start now",
+        f"if '{held.request_id}' ended (10 gpu of 'sandbox' in pool 'shared'",
+    ):
+        assert fact in told
+
+
 def test_unlike_bundles_are_granted_together(client: raypool.Client) -> None:
     client.apply(POOLS)
     bundles = [ResourceSettings(cpu_count=1), ResourceSettings(gpu_count=3), ResourceSettings(gpu_count=1)]

@@ -155,6 +155,7 @@ RIGHT = {
     "seen": st.sampled_from([-1, 0, 5]),
     "timeout_seconds": st.sampled_from([0, 0.5, 2]),
     "ended": st.booleans(),
+    "explain": st.booleans(),
     "discard_journal": st.booleans(),
 }
 NEARLY = {word: nearly(RIGHT[word]) | JUNK if word in ("config", "spec") else JUNK for word in RIGHT}
@@ -258,7 +259,7 @@ USUAL = {
     "spec": {"component": "red"}, "request_id": "a", "group_id": "0001", "actor_id": actor_id("a"),
     "job": None, "holder": "h1", "token": [], "name": "p", "pool": "p", "component": "red",
     "component_type": "team", "status": None, "reason": "because", "seen": 2**40,
-    "timeout_seconds": 0, "ended": True, "discard_journal": False,
+    "timeout_seconds": 0, "explain": True, "ended": True, "discard_journal": False,
 }  # fmt: skip
 
 

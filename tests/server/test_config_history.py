@@ -63,6 +63,23 @@ def test_a_preview_says_what_pools_would_promise_beyond_their_nodes_and_do_not_n
     run(story)
 
 
+def test_whoever_makes_a_pool_promise_more_than_its_nodes_have_is_warned():
+    too_much = ["pool 'p' promises 12 gpu, and the nodes have 8"]
+
+    async def story():
+        async with World(FakeCluster(node("n1", 8))) as world:
+            for call in (world.actor.check, world.actor.apply):
+                assert await call({"pools": [pool(gpu=12)]}) == too_much
+                assert await call({"pools": [pool(gpu=8)]}) == []
+            await world.actor.apply({"pools": [pool(gpu=12)]})
+            found = PreviewView.from_dict(await world.actor.preview({"pools": [pool(gpu=12, grace_seconds=3)]}))
+            assert (found.promises, found.warnings) == ([], too_much), "it is so already"
+            assert await world.actor.rollback(1) == []
+            assert await world.actor.rollback(2) == too_much
+
+    run(story)
+
+
 def test_what_would_be_refused_is_refused_by_its_preview():
     async def story():
         async with World() as world:

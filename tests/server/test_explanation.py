@@ -1,6 +1,7 @@
 """The facts behind "why?", and a dry run with what the server knows of nodes: nothing is left of either."""
 
 import asyncio
+from itertools import count
 
 import pytest
 
@@ -9,8 +10,10 @@ from raypool.core.reasons import Evicted
 from raypool.core.snapshot import Snapshots
 from raypool.core.status import Status
 from raypool.core.victims import takers
-from raypool.errors import Refused
+from raypool.errors import BrokerDegraded, Refused
+from raypool.server import actor, spare
 from raypool.server.explanation import view_explanation
+from raypool.view import DryRunView
 
 from ..core.core_rules import CoreRules
 from ..core.histories import feed, random_history
@@ -41,6 +44,7 @@ def test_every_wait_is_explained_in_each_of_its_pools_with_figures_that_add_up(s
         have = wait.figures["gpu"]
         assert have["asks"] == story.broker.requests["x"].demand["gpu"]
         assert sum(have["held"].values()) + have["phantom"] + have["free"] == have["capacity"] == ledger.capacity[0]
+        assert have["others"] == 0
         assert wait.sentence in str(answer)
         assert (wait.position is None) == ("x" not in [one.id for one in story.broker.pools[wait.pool].queue])
         assert wait.position is None or wait.position == wait.ahead_in_all + 1
@@ -80,6 +84,39 @@ def test_whose_leaving_it_waits_for_and_by_when():
     text = str(explained(story))
     assert "waits for 'warned' of 'red' (4 gpu), which leaves in 6 s at the latest" in text
     assert "waits for 'ended' of 'red' (4 gpu), which leaves any moment" in text
+
+
+def test_a_team_and_an_orchestrator_of_the_same_name_are_two():
+    story = Story([pool()], [policy("red"), policy("red", component_type="orchestrator"), policy("blue")])
+    story.run("a", "red", gpu=3)
+    story.run("b", "red", gpu=4, component_type="orchestrator")
+    story.submit("x", "blue", gpu=2)
+    (wait,) = explained(story).waits
+    assert wait.figures["gpu"]["held"] == {"red (orchestrator)": 4, "red (team)": 3}
+
+
+def test_who_holds_most_is_named_and_the_rest_summed_and_of_many_leavers_some():
+    teams = [f"t{i:02}" for i in range(12)]
+    story = Story([pool(gpu=30)], [policy(team) for team in teams] + [policy("blue", priority=9)])
+    for i, team in enumerate(teams):
+        story.run(team, team, gpu=1 + (i >= 4))
+        if i < 7:
+            story.release(team)
+    story.submit("x", "blue", gpu=14)
+    (wait,) = explained(story).waits
+    have = wait.figures["gpu"]
+    assert have["held"] == dict.fromkeys(teams[4:], 2)
+    assert (have["others"], have["free"], wait.waits_for_in_all) == (4, 10, 7)
+    assert [one["id"] for one in wait.waits_for] == teams[:5]
+    text = str(explained(story))
+    assert "'t11' 2, others 4; its own component" in text
+    assert "and for 2 more to leave" in text
+
+
+def test_what_is_being_placed_stands_neither_in_line_nor_aside():
+    story = Story()
+    story.submit("x", gpu=2)
+    assert "\n  pool 'p', granted\n" in str(explained(story))
 
 
 # --- who was refused, had to leave, or runs ---------------------------------------------------
@@ -182,8 +219,8 @@ def test_who_takes_something_was_among_those_who_could(first):
 # --- asked over the wire ----------------------------------------------------------------------
 
 
-def everything(actor):
-    return list(Snapshots().lines_of(actor.broker, 0)), actor._journal.number, actor._journal.text()
+def everything(asked):
+    return list(Snapshots().lines_of(asked.broker, 0)), asked._journal.number, asked._journal.text()
 
 
 def test_why_says_what_would_start_it_and_changes_nothing():
@@ -214,6 +251,66 @@ def test_other_calls_are_answered_while_it_is_looked_for_what_would_start_it():
             await world.actor.release("holder")
             assert not why.done()
             assert (await why)["would_start"], "it speaks of the state in which it was asked"
+
+    run(story)
+
+
+async def crowd(world):
+    """One holds, five wait; the five as they are told why, one just after the other."""
+    await world.run("holder", "red", gpu=6)
+    for i in range(5):
+        await world.submit(f"x{i}", "blue", gpu=4 + i % 2)
+    return [world.actor.watch(f"x{i}", 10**9, 5 + i / 1000, explain=True) for i in range(5)]
+
+
+class Ticking:
+    """A clock that goes on by a ten-thousandth of a second whenever somebody looks."""
+
+    def __init__(self):
+        self.perf_counter = (tick / 10_000 for tick in count()).__next__
+
+
+def test_who_still_waits_is_told_the_facts_and_the_first_who_asks_what_would_start_it_too(monkeypatch):
+    monkeypatch.setattr(spare, "time", Ticking())
+
+    async def story():
+        async with World(FakeCluster(node("n1", 8)), policies=[policy("red"), policy("blue")]) as world:
+            answers = await asyncio.gather(*await crowd(world))
+            for place, answer in enumerate(answers, start=1):
+                assert answer["why"]["waits"][0]["position"] == place
+                assert answer["why"]["sentence"] == f"'x{place - 1}' waits: {answer['request']['reason']}"
+            found = [[one["rule"] for one in answer["why"]["would_start"]] for answer in answers]
+            assert found == [["raise-reserved", "other-ends"], [], [], [], []]
+            await world.pass_seconds(spare.REST * spare.MOST_SECONDS)
+            again = await world.actor.watch("x0", 10**9, 0, explain=True)
+            assert again["why"]["would_start"], "by now there is time again"
+
+    run(story)
+
+
+def test_who_does_not_ask_or_does_not_wait_any_more_is_not_told_why():
+    async def story():
+        async with World(FakeCluster(node("n1", 8)), policies=[policy("red"), policy("blue")]) as world:
+            await world.run("holder", "red", gpu=6)
+            await world.submit("x", "blue", gpu=4)
+            assert "why" not in await world.actor.watch("x", 10**9, 1)
+            seen = (await world.actor.watch("x", -1, 1, explain=True))["version"]
+            granted = asyncio.ensure_future(world.actor.watch("x", seen, 5, explain=True))
+            await world.pass_seconds(1)
+            await world.actor.release("holder")
+            assert "why" not in await granted
+
+    run(story)
+
+
+def test_a_search_that_fails_keeps_nobody_from_his_facts_or_his_grant(monkeypatch, caplog):
+    monkeypatch.setattr(actor, "search", lambda *_: 1 / 0)
+
+    async def story():
+        async with World(FakeCluster(node("n1", 8)), policies=[policy("red"), policy("blue")]) as world:
+            first, *_ = await asyncio.gather(*await crowd(world))
+            assert (first["why"]["waits"][0]["rule"], first["why"]["would_start"]) == ("no-room", [])
+            assert "what would start x0 could not be worked out" in caplog.text
 
     run(story)
 
@@ -290,17 +387,34 @@ def test_while_the_gcs_is_silent_a_dry_run_says_all_but_where():
     run(story)
 
 
+def test_a_dry_run_of_a_broker_that_takes_nothing_is_refused_as_the_submission_is():
+    async def story():
+        async with World() as world:
+            world.actor._degrade("its journal cannot be written")
+            spec = {"id": "a", "component": "red", "resources": {"gpu_count": 2}}
+            for call in (world.actor.submit, world.actor.dry_run):
+                with pytest.raises(BrokerDegraded, match="its journal cannot be written"):
+                    await call(spec, None)
+
+    run(story)
+
+
 def test_what_was_asked_for_already_is_what_a_dry_run_of_it_says():
     async def story():
         async with World() as world:
             await world.run("a", gpu=2)
             spec = {"id": "a", "component": "red", "resources": {"gpu_count": 2}}
-            assert (await world.actor.dry_run(spec, None))["request"] == await world.view("a")
+            answer = DryRunView.from_dict(await world.actor.dry_run(spec, None))
+            assert answer.request.as_dict() == await world.view("a")
+            told = "it was asked for already, and asking again changes nothing: "
+            assert str(answer) == f"{told}'a' runs in pool 'p', of which 2 gpu borrowed"
+            await world.actor.release("a")
+            answer = DryRunView.from_dict(await world.actor.dry_run(spec, None))
+            assert str(answer) == f"{told}'a' is released: given back by its owner"
             waits = {"id": "b", "component": "red", "resources": {"gpu_count": 8}}
             await world.actor.submit(waits, None)
             again = (await world.actor.dry_run(waits, None))["request"]
             assert again == await world.view("b")
-            assert again["eta_p50_seconds"] > 0
             with pytest.raises(Refused, match="request id 'a' is taken"):
                 await world.actor.dry_run({**spec, "workers": 2}, None)
 

@@ -7,11 +7,13 @@ from typing import Any, TypeVar
 
 import click
 
+from raypool.cli.values import COMPONENT_TYPE
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 _OPTIONS = (
     click.option("--component", help="Who asks; else RAYPOOL_COMPONENT, else the job's metadata."),
-    click.option("--component-type", "-t", type=click.Choice(["team", "orchestrator", "step_operator"])),
+    click.option("--component-type", "-t", type=COMPONENT_TYPE),
     click.option("--gpus", type=click.IntRange(min=0), help="GPUs of each worker."),
     click.option("--cpus", type=float, help="CPUs of each worker; fractions allowed."),
     click.option("--memory", help="Memory of each worker, like 16GiB."),

@@ -10,15 +10,13 @@ import click
 
 from raypool.cli import connection, output
 from raypool.cli.request import print_requests
-from raypool.cli.values import AMOUNTS, PAIR
+from raypool.cli.values import AMOUNTS, COMPONENT_TYPE, PAIR
 from raypool.errors import Refused
 
 if TYPE_CHECKING:
     from raypool.view import PolicyView, PoolView
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-COMPONENT_TYPES = ("team", "orchestrator", "step_operator")
 
 
 @click.group()
@@ -215,7 +213,7 @@ def requests(pool: str, view: str, form: str) -> None:
 
 def component_type_option(function: F) -> F:
     return click.option(
-        "-t", "--component-type", type=click.Choice(COMPONENT_TYPES), default="team", show_default=True,
+        "-t", "--component-type", type=COMPONENT_TYPE, default="team", show_default=True,
         help="What the component is.",
     )(function)  # fmt: skip
 

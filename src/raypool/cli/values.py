@@ -55,6 +55,7 @@ class Pair(_ParamType):
 
 AMOUNTS = Amounts()
 PAIR = Pair()
+COMPONENT_TYPE = click.Choice(["team", "orchestrator", "step_operator"])
 
 
 def config_in(file: Path) -> BrokerConfig:

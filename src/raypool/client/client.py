@@ -285,7 +285,8 @@ class Client:
     # --- pools and policies -------------------------------------------------------------------
 
     def apply(self, config: Config, *, by: str | None = None, note: str = "") -> list[str]:
-        """Adds or replaces pools and policies, all or none. Returns warnings.
+        """Adds or replaces pools and policies, all or none. Returns warnings: what is allowed in them but rarely
+        meant, and where pools promise more than their nodes have.
 
         by, note: who does it, and why, for `history`. by=None: RAYPOOL_USER, or the user's name. The same in
         the methods below. Raises SpecError, or Refused with every fault in `faults`.

@@ -1,8 +1,8 @@
 """Waiting for a grant: what to ask next, what to tell people meanwhile, when to stop.
 
 The two loops (one for plain code, one for event loops) only carry calls to the broker; what to ask and
-what the answers mean is `Waiting`. While it waits, position and reason are logged after 5 s, then at doubling
-intervals up to 15 minutes.
+what the answers mean is `Waiting`. While it waits, why is logged after 5 s, then at doubling intervals up to
+15 minutes: the reason, the facts behind it, and what would start it, if the broker has time to look for that.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from raypool.errors import (
     WaitTimeout,
 )
 from raypool.spec import RequestSpec, new_request_id
-from raypool.view import RequestView
+from raypool.view import ExplanationView, RequestView
 
 logger = logging.getLogger("raypool")
 
@@ -71,9 +71,9 @@ class Waiting:
         if not self._submitted:
             return "submit", (self.spec.dump(), self.job, self.holder), 30.0
         now = time.monotonic()
-        deadline = float("inf") if self._deadline is None else self._deadline
-        patience = max(min(self._log_at, now + POLL_SECONDS, deadline) - now, 0.0)
-        return "watch", (self.spec.id, self._seen, patience), patience + 30.0
+        until = min(now + POLL_SECONDS, float("inf") if self._deadline is None else self._deadline)
+        patience = max(min(self._log_at, until) - now, 0.0)
+        return "watch", (self.spec.id, self._seen, patience, self._log_at <= until), patience + 30.0
 
     def take(self, answer: dict[str, Any]) -> None:
         """Raises RequestRejected, RequestCancelled or WaitTimeout."""
@@ -90,7 +90,7 @@ class Waiting:
         elif view.ended:
             raise end_of(view)
         else:
-            self._still_waiting(view)
+            self._still_waiting(view, answer.get("why"))
 
     def refused(self, error: Refused) -> None:
         """A broker that came back without it is asked again: the same id asks for the same thing."""
@@ -98,12 +98,13 @@ class Waiting:
             raise error
         self._submitted = False
 
-    def _still_waiting(self, view: RequestView) -> None:
+    def _still_waiting(self, view: RequestView, why: dict[str, Any] | None) -> None:
         now = time.monotonic()
         if self._deadline is not None and now >= self._deadline:
             raise WaitTimeout(f"not granted within {self.wait_timeout_seconds:g} s: {view.story}", self.spec.id)
         if now >= self._log_at:
-            logger.warning("waiting for %.0f s: %s", now - self._since, view.story)
+            told = view.story if why is None else str(ExplanationView.from_dict(why))
+            logger.warning("waiting for %.0f s: %s", now - self._since, told)
             self._step = min(self._step * 2, LOG_MOST_SECONDS)
             self._log_at = now + self._step
 

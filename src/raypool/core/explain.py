@@ -6,11 +6,13 @@ Read-only; made when somebody asks, kept until the pool changes.
 
 from __future__ import annotations
 
+import heapq
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from raypool.core.ledger import Standing
 from raypool.core.pool import Pool, by_preference
-from raypool.core.queue import Group
+from raypool.core.queue import Group, Rank
 from raypool.core.reasons import (
     Behind,
     BeingPlaced,
@@ -27,6 +29,9 @@ from raypool.core.walk import Figures, rank, walk
 
 if TYPE_CHECKING:
     from raypool.core.broker import Broker
+
+AHEAD_NAMED = 5
+"""Of those ahead of a request so many are named at most."""
 
 
 def wait_reasons(broker: Broker, request: Request) -> dict[str, Reason]:
@@ -60,7 +65,8 @@ class Explanation:
         self.elsewhere: dict[Request, None] = {}
         self.figures = Figures(pool.ledger)
         self.outcome = walk(pool, pool.queue, self.figures, passed=self._note)
-        self._positions: dict[Request, int] | None = None
+        self._numbers: dict[tuple[int, int], tuple[int, list[int]]] = {}
+        self._first: list[Request] = []
 
     def _note(self, group: Group, verdict: str, request: Request) -> None:
         if verdict == "elsewhere":
@@ -69,40 +75,37 @@ class Explanation:
             self.passed[group] = (verdict, request)
 
     def position(self, request: Request) -> int:
-        """Its place in the pool's line, from 1, in the order in which a walk begins.
+        """Its place in the pool's line, from 1, in the order in which a walk begins."""
+        group = self.pool.queue.groups[request.owner, self.pool.need(request), request.preemptible]
+        before, numbers = self._line()[_class_of(group)]
+        return before + bisect_left(numbers, request.number) + 1
 
-        Whole groups stand ahead or behind; only in those of its own rank are members counted. For many
-        at once, call `number_all` first.
-        """
-        if self._positions is not None:
-            return self._positions[request]
-        groups = self.pool.queue.groups
-        account = self.pool.ledger.accounts[request.owner]
-        own = groups[account.owner, self.pool.need(request), request.preemptible]
-        rank_of_own = rank(account, own, request.number)[:2]
-        ahead = 0
-        for group in groups.values():
-            rank_of_group = rank(group.account, group, 0)[:2]
-            if rank_of_group < rank_of_own:
-                ahead += len(group.members)
-            elif rank_of_group == rank_of_own:
-                ahead += group.before(request.number)
-        return ahead + 1
+    def ahead_of(self, request: Request) -> list[Request]:
+        """Who stands before it in line, the first `AHEAD_NAMED` of them."""
+        if not self._first:
+            # They are in those groups whose first members come first.
+            groups = heapq.nsmallest(AHEAD_NAMED, self.pool.queue.groups.values(), key=_first_rank)
+            members = [
+                (*_class_of(group), member.number, member)
+                for group in groups
+                for member in group.members.islice(0, AHEAD_NAMED)
+            ]
+            self._first = [one[3] for one in heapq.nsmallest(AHEAD_NAMED, members, key=lambda one: one[:3])]
+        first = self._first
+        return first[: first.index(request)] if request in first else first
 
-    def number_all(self) -> None:
-        """Works out every position at once."""
-        if self._positions is None:
-            self._positions = {member: place for place, member in enumerate(self.in_line(), start=1)}
-
-    def in_line(self) -> list[Request]:
-        """All who wait here, in the order in which a walk begins."""
-        ranked = [
-            (rank(group.account, group, member.number), member)
-            for group in self.pool.queue.groups.values()
-            for member in group.members
-        ]
-        ranked.sort(key=lambda pair: pair[0])
-        return [member for _, member in ranked]
+    def _line(self) -> dict[tuple[int, int], tuple[int, list[int]]]:
+        """For each class and priority: how many stand before all of them, and their numbers, ascending."""
+        if not self._numbers:
+            numbers: dict[tuple[int, int], list[int]] = {}
+            for group in self.pool.queue.groups.values():
+                numbers.setdefault(_class_of(group), []).extend(member.number for member in group.members)
+            before = 0
+            for key, own in sorted(numbers.items()):
+                own.sort()
+                self._numbers[key] = before, own
+                before += len(own)
+        return self._numbers
 
     def reason(self, request: Request) -> Reason:
         """The first rule that holds it here."""
@@ -123,25 +126,47 @@ class Explanation:
         if outcome.blocked is not None and outcome.blocked is not request:
             return Behind(pool.name, outcome.blocked.id, self.position(request) - 1)
         key, amount = self._short_of(need)
-        free, leaving = max(self.figures.free[key], 0), self.figures.leaving[key]
-        return NoRoom(pool.name, ledger.keys[key], amount, free, leaving, ledger.phantom[key])
+        free = max(ledger.free[key], 0)
+        return NoRoom(
+            pool=pool.name,
+            key=ledger.keys[key],
+            asked=amount,
+            free=free,
+            leaving=ledger.leaving[key],
+            phantom=ledger.phantom[key],
+            ahead=self.position(request) - 1,
+            kept=min(ledger.free[key] - self.figures.free[key], free + ledger.leaving[key]),
+        )
 
     def _passed_over(self, verdict: str, first: Request, request: Request, need: Need, standing: Standing) -> Reason:
-        keys, component = self.pool.ledger.keys, request.owner[0]
+        name, keys, component = self.pool.name, self.pool.ledger.keys, request.owner[0]
+        account = self.pool.ledger.accounts[request.owner]
         if verdict == "reserve":
             key, amount = next((k, a) for k, a in need if standing.firm[k] + a > standing.reserved[k])
-            return ReserveInUse(
-                self.pool.name, component, keys[key], amount, standing.firm[key], standing.reserved[key]
-            )
+            used, kept = account.firm[key], standing.firm[key] - account.firm[key]
+            return ReserveInUse(name, component, keys[key], amount, used, standing.reserved[key], kept)
         over = [(k, a) for k, a in need if standing.staying[k] + a > standing.limit[k]]
         if over:
             key, amount = over[0]
-            return OverLimit(self.pool.name, component, keys[key], amount, standing.staying[key], standing.limit[key])
-        earlier = self.outcome.held_back.get(self.pool.ledger.accounts[request.owner], first.id)
-        return HeldBack(self.pool.name, component, earlier)
+            used, kept = account.staying[key], standing.staying[key] - account.staying[key]
+            return OverLimit(name, component, keys[key], amount, used, standing.limit[key], kept)
+        return HeldBack(name, component, self.outcome.held_back.get(account, first.id))
 
     def _short_of(self, need: Need) -> tuple[int, int]:
-        """The key it lacks most of, with the amount asked."""
+        """The key it lacks most of, with the amount asked. What lacks also when the leaving have left goes first."""
         if not need:
             return 0, 0
-        return max(need, key=lambda item: (item[1] - self.figures.free[item[0]], -item[0]))
+        free, leaving = self.figures.free, self.figures.leaving
+        return max(
+            need,
+            key=lambda item: (max(item[1] - free[item[0]] - leaving[item[0]], 0), item[1] - free[item[0]], -item[0]),
+        )
+
+
+def _first_rank(group: Group) -> Rank:
+    """Where its first member stands when a walk begins."""
+    return rank(group.account, group, group.first.number)
+
+
+def _class_of(group: Group) -> tuple[int, int]:
+    return _first_rank(group)[:2]

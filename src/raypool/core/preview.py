@@ -207,6 +207,5 @@ def _places(broker: Broker) -> dict[tuple[str, str], int]:
     found = {}
     for pool in broker.pools.values():
         explanation = explanation_of(pool)
-        explanation.number_all()
         found.update({(pool.name, request.id): explanation.position(request) for request in pool.queue})
     return found

@@ -31,7 +31,9 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class NoRoom(Reason):
-    """First in line, and not enough is free."""
+    """The first in line for whom there is no room, and the room for whom is not being made. ahead: how many stand
+    before it, and wait for something else; kept: what of the free and the leaving is for those of them who only
+    wait for others to leave."""
 
     rule: ClassVar[str] = "no-room"
     pool: str
@@ -40,13 +42,17 @@ class NoRoom(Reason):
     free: int
     leaving: int
     phantom: int = 0
+    ahead: int = 0
+    kept: int = 0
 
     @property
     def sentence(self) -> str:
+        place = f"number {self.ahead + 1} in line" if self.ahead else "first in line"
         leaving = f" and {self.leaving} leaving" if self.leaving else ""
+        kept = f", {self.kept} of that kept for those ahead" if self.kept else ""
         phantom = f"; {self.phantom} phantom: Ray has not given them back" if self.phantom else ""
-        free = f"{self.free} free{leaving}{phantom}"
-        return f"first in line in pool '{self.pool}': asks for {self.asked} {self.key}, {free}"
+        free = f"{self.free} free{leaving}{kept}{phantom}"
+        return f"{place} in pool '{self.pool}': asks for {self.asked} {self.key}, {free}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +100,8 @@ class Behind(Reason):
 
 @dataclass(frozen=True, slots=True)
 class OverLimit(Reason):
-    """Its component uses too much already."""
+    """Its component uses too much already. kept: what is set aside for earlier requests of its, until others have
+    left."""
 
     rule: ClassVar[str] = "limit"
     pool: str
@@ -103,12 +110,13 @@ class OverLimit(Reason):
     asked: int
     used: int
     limit: int
+    kept: int = 0
 
     @property
     def sentence(self) -> str:
         return (
             f"over the limit of '{self.component}' in pool '{self.pool}': "
-            f"asks for {self.asked} {self.key}, uses {self.used} of {self.limit}"
+            f"asks for {self.asked} {self.key}, uses {self.used} of {self.limit}{_kept(self.kept)}"
         )
 
 
@@ -131,7 +139,7 @@ class HeldBack(Reason):
 
 @dataclass(frozen=True, slots=True)
 class ReserveInUse(Reason):
-    """Non-preemptible work waits for its own reserve."""
+    """Non-preemptible work waits for its own reserve. kept: as of OverLimit."""
 
     rule: ClassVar[str] = "reserve-in-use"
     pool: str
@@ -140,12 +148,14 @@ class ReserveInUse(Reason):
     asked: int
     used: int
     reserved: int
+    kept: int = 0
 
     @property
     def sentence(self) -> str:
         return (
             f"not preemptible, so it waits for the reserve of '{self.component}' in pool '{self.pool}': "
             f"asks for {self.asked} {self.key}, other non-preemptible work uses {self.used} of {self.reserved}"
+            f"{_kept(self.kept)}"
         )
 
 
@@ -366,6 +376,10 @@ class Told(Reason):
     @property
     def sentence(self) -> str:
         return self.text
+
+
+def _kept(amount: int) -> str:
+    return f", and {amount} more kept for its earlier requests" if amount else ""
 
 
 def amounts(figures: Mapping[str, int]) -> str:

@@ -28,7 +28,7 @@ from raypool.core.copy import copy_of
 from raypool.core.explain import wait_reasons
 from raypool.core.instructions import ChangeStatus, Instruction, RemovePlacementGroup, WarnHolder
 from raypool.core.ledger import Account
-from raypool.core.pool import Pool, by_preference
+from raypool.core.pool import Pool, borrowed_by, by_preference
 from raypool.core.reasons import Infeasible, amounts, names_of
 from raypool.core.request import Allocation, Request
 from raypool.core.status import Status
@@ -67,6 +67,10 @@ class Suggestion:
     def starts(self) -> str:
         """The id of the request that starts then."""
         return self.request
+
+    def as_seen(self, started: Request, leaving: tuple[str, ...]) -> Suggestion:
+        """With what was seen on a copy where it was made, and the request started."""
+        return replace(self, leaving=leaving)
 
     @property
     def sentence(self) -> str:
@@ -108,7 +112,13 @@ class AnyPool(_AskAgain):
 
 @dataclass(frozen=True, slots=True)
 class Preemptible(_AskAgain):
+    """borrowed: what of it may be taken back then."""
+
     rule: ClassVar[str] = "preemptible"
+    borrowed: tuple[tuple[str, int], ...] = ()
+
+    def as_seen(self, started: Request, leaving: tuple[str, ...]) -> Suggestion:
+        return replace(self, leaving=leaving, borrowed=tuple(borrowed_by(started).items()))
 
     def changed(self, spec: RequestSpec) -> dict[str, Any]:
         data = spec.dump()
@@ -118,7 +128,9 @@ class Preemptible(_AskAgain):
 
     @property
     def change(self) -> str:
-        return "asked again as preemptible"
+        return "asked again as preemptible" + (
+            f" ({amounts(dict(self.borrowed))} of it borrowed)" * bool(self.borrowed)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,7 +447,7 @@ class _Search:
             return False
         if self.places is not None and not self.places(request, removed):
             return False
-        self.found = replace(change, leaving=tuple(evicted))
+        self.found = change.as_seen(request, tuple(evicted))
         return True
 
 

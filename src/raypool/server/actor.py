@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 from raypool.core import events as ev
@@ -33,7 +33,8 @@ from raypool.core.preview import Change, preview
 from raypool.core.replay import Unreadable
 from raypool.core.request import Allocation, Request
 from raypool.core.snapshot import Snapshots
-from raypool.core.what_if import Places, search
+from raypool.core.status import Status
+from raypool.core.what_if import Places, Suggestion, search
 from raypool.errors import BrokerDegraded, BrokerFault, Refused
 from raypool.server.audit import Audit, broken_promises
 from raypool.server.calls import checked
@@ -43,11 +44,13 @@ from raypool.server.explanation import view_dry_run, view_explanation, view_know
 from raypool.server.journal import Journal
 from raypool.server.owners import Owners
 from raypool.server.placement import Placement, Placements, answered
+from raypool.server.spare import Spare
 from raypool.server.stores import RAY, Store, StoreTaken, StoreUnusable, store_at
 from raypool.server.views import (
     UNKNOWN,
     Eta,
     config_warnings,
+    specs_of,
     view_broker,
     view_history,
     view_pool,
@@ -55,7 +58,7 @@ from raypool.server.views import (
     view_request,
     view_requests,
 )
-from raypool.spec import BrokerConfig, RequestSpec, shorten
+from raypool.spec import BrokerConfig, PoolSpec, RequestSpec, shorten
 from raypool.version import __version__
 
 logger = logging.getLogger("raypool")
@@ -98,6 +101,7 @@ class PoolBroker:
         self._placements = Placements(cluster, self._feed, self._now)
         self._owners = Owners(lambda: self.broker, cluster, self._feed, self._now)
         self._audit = Audit(cluster, self._placements)
+        self._spare = Spare(self._now)
         self._etas = Etas(lambda: self.broker, lambda: self._journal.number, self._now)
         self._versions: dict[str, int] = {}
         self._first_version = 0
@@ -182,17 +186,19 @@ class PoolBroker:
         return {"version": __version__, "started_at": self._started_at, "journal": self._journal.store.where}
 
     async def apply(self, config: dict[str, Any], by: str = "", note: str = "") -> list[str]:
-        """Adds or replaces pools and policies, all or none. Returns warnings. Raises SpecError, Refused.
+        """Adds or replaces pools and policies, all or none. Returns warnings: of pools and policies as they are then,
+        and of pools that promise more than their nodes have. Raises SpecError, Refused.
 
         by, note: who does it, and why; kept with the change, as in the calls below.
         """
         self._refuse_if_stopping()
         await self._change(ev.ConfigApplied(BrokerConfig.load(config), by, note))
-        return config_warnings(self.broker)
+        return self._warnings()
 
     async def check(self, config: dict[str, Any]) -> list[str]:
         """What `apply` would return or raise, without applying anything: the dry run."""
-        return warnings_of(*self.broker.after(BrokerConfig.load(config)))
+        pools, policies = self.broker.after(BrokerConfig.load(config))
+        return [*warnings_of(pools, policies), *self._broken(pools)]
 
     async def preview(self, config: dict[str, Any]) -> dict[str, Any]:
         """What `apply` would do now to who waits and who runs, or what it would raise."""
@@ -204,22 +210,22 @@ class PoolBroker:
 
     def _preview(self, change: Change) -> dict[str, Any]:
         found = preview(self.broker, change, self._now())
-        return view_preview(found, self._broken_by(found.after)).as_dict()
+        now, then = self._broken(specs_of(self.broker)), self._broken(specs_of(found.after))
+        return view_preview(found, then, known=now).as_dict()
 
-    def _broken_by(self, after: Broker) -> list[str]:
-        """What pools would promise beyond their nodes, and do not now."""
-        now, then = (
-            broken_promises([pool.spec for _, pool in sorted(broker.pools.items())], self._placements.nodes)
-            for broker in (self.broker, after)
-        )
-        return [promise for promise in then if promise not in now]
+    def _warnings(self) -> list[str]:
+        """What is allowed in pools and policies but rarely meant, and what pools promise beyond their nodes."""
+        return [*config_warnings(self.broker), *self._broken(specs_of(self.broker))]
+
+    def _broken(self, pools: Mapping[str, PoolSpec]) -> list[str]:
+        return broken_promises([pool for _, pool in sorted(pools.items())], self._placements.nodes)
 
     async def rollback(self, version: int, by: str = "", note: str = "") -> list[str]:
         """Makes pools and policies what they were after that change, all or none. Returns warnings. Raises
         Refused with every fault."""
         self._refuse_if_stopping()
         await self._change(ev.RolledBack(version, by, note))
-        return config_warnings(self.broker)
+        return self._warnings()
 
     async def history(self) -> list[dict[str, Any]]:
         """Every change of pools and policies that is kept, by number."""
@@ -261,8 +267,7 @@ class PoolBroker:
         return self._view(wanted.id)
 
     async def dry_run(self, spec: dict[str, Any], job: str | None) -> dict[str, Any]:
-        """What `submit` would come to now. Changes nothing, and is not in the journal. Raises SpecError, and
-        Refused for an id that stands for something else."""
+        """What `submit` would come to now, or what it would raise. Changes nothing, and is not in the journal."""
         self._refuse_if_stopping()
         wanted: RequestSpec = RequestSpec.load(spec)
         free = await self._placements.figures_within(FIGURES_SECONDS)
@@ -270,6 +275,7 @@ class PoolBroker:
         if known is not None and known.spec.dump() == wanted.dump():
             starts = await self._starts([wanted.id], at_once=True)
             return view_known(self.broker, self._known(wanted.id), starts.get(wanted.id, UNKNOWN)).as_dict()
+        self._refuse_if_degraded()
         answer = dry_run(self.broker, wanted, self._now(), job)
         nodes, eta = self._nodes_for(answer, free), UNKNOWN
         if answer.request.waiting:
@@ -303,22 +309,47 @@ class PoolBroker:
         labels = pool.spec.node_labels if pool is not None else {}
         return self._placements.nodes_for(self.broker.bundles(spec, pool), spec.strategy, labels, free, removed)
 
-    async def watch(self, request_id: str, seen: int, timeout_seconds: float) -> dict[str, Any]:
+    async def watch(
+        self, request_id: str, seen: int, timeout_seconds: float, explain: bool = False
+    ) -> dict[str, Any]:
         """Long-poll: answers when the request's version is above `seen`, or when time is up.
 
-        Returns {"version": int, "request": view}.
+        Returns {"version": int, "request": view}; with `explain`, when it still waits as it did, "why" too: the facts
+        of an ExplanationView, and what would start it as far as there is time to look for it.
         """
         request = self._known(request_id)
         if self._version(request.id) <= seen:
             await self._changed(request.id, min(timeout_seconds, WATCH_MOST_SECONDS))
         starts: dict[str, Eta] = {}
+        would_start = None
         if self._version(request_id) <= seen:  # nothing new: he waits, and may want to know for how long
             starts = await self._starts([request_id])
-        request = self._known(request_id)
-        return {
-            "version": self._version(request.id),
-            "request": view_request(self.broker, request, None, starts.get(request_id, UNKNOWN)).as_dict(),
-        }
+            if explain:
+                would_start = await self._hints(request_id)
+        request, version = self._known(request_id), self._version(request_id)
+        eta = starts.get(request_id, UNKNOWN)
+        answer = {"version": version, "request": view_request(self.broker, request, None, eta).as_dict()}
+        if would_start is not None and version <= seen and request.status is Status.PENDING:
+            facts = view_explanation(self.broker, request, self._now(), eta)
+            answer["why"] = {**facts.as_dict(), "would_start": would_start}
+        return answer
+
+    async def _hints(self, request_id: str) -> list[dict[str, Any]]:
+        """What would start it, as far as there is time for such things. A search that fails is a bug of ours, and no
+        reason to keep anybody from his grant."""
+        try:
+            found = await self._spare.spend(lambda: self._search(request_id))
+        except Refused:
+            raise
+        except Exception:
+            logger.exception("a bug of raypool's: what would start %s could not be worked out", request_id)
+            return []
+        return [view_suggestion(one) for one in found]
+
+    async def _search(self, request_id: str) -> Iterator[Suggestion | None]:
+        """For what would start it, on the nodes as they are now."""
+        free = await self._placements.figures_within(FIGURES_SECONDS)
+        return search(self.broker, self._meant(request_id), self._now(), self._places(free))
 
     def _version(self, request_id: str) -> int:
         """The number of the event that last changed it: it only grows, also from one life to the next."""
@@ -396,15 +427,15 @@ class PoolBroker:
         """Why it is as it is, with what would start it. Looking for that takes a moment, in small pieces: other
         calls are answered meanwhile."""
         starts = await self._starts([self._meant(request_id).id], at_once=True)
-        free = await self._placements.figures_within(FIGURES_SECONDS)
-        request, now = self._meant(request_id), self._now()
-        explained = view_explanation(self.broker, request, now, starts.get(request.id, UNKNOWN))
+        pieces = await self._search(request_id)
+        request = self._meant(request_id)
+        explained = view_explanation(self.broker, request, self._now(), starts.get(request.id, UNKNOWN))
         found = []
-        for suggestion in search(self.broker, request, now, self._places(free)):
+        for suggestion in pieces:
             if suggestion is not None:
-                found.append(suggestion)
+                found.append(view_suggestion(suggestion))
             await asyncio.sleep(0)
-        return {**explained.as_dict(), "would_start": [view_suggestion(one) for one in found]}
+        return {**explained.as_dict(), "would_start": found}
 
     async def requests(
         self,

@@ -84,6 +84,7 @@ WORDS: Mapping[str, Any] = {
     "reason": Annotated[str, Field(max_length=REASON_CHARACTERS)],
     "seen": Annotated[int, Field(ge=-1, le=2**53)],
     "timeout_seconds": Seconds,
+    "explain": bool,
     "ended": bool,
     "discard_journal": bool,
 }

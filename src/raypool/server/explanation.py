@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
+from collections import Counter
 from typing import Any
 
 from raypool.core.broker import Broker
 from raypool.core.dry_run import DryRun
 from raypool.core.explain import explanation_of, wait_reasons
+from raypool.core.ledger import Ledger
 from raypool.core.nodes import Misfit
 from raypool.core.pool import Pool
 from raypool.core.reasons import Evicted, NoPoolTakesIt, Reason, RoomBeingMade, amounts
@@ -17,7 +20,9 @@ from raypool.core.what_if import Suggestion
 from raypool.server.views import UNKNOWN, Eta, view_request
 from raypool.view import DryRunView, ExplanationView, WaitView
 
-AHEAD_SHOWN = 5
+HOLDERS_NAMED = 8
+LEAVERS_NAMED = 5
+"""So many are named at most; the rest is counted."""
 
 
 def view_explanation(broker: Broker, request: Request, now: float, eta: Eta = UNKNOWN) -> ExplanationView:
@@ -44,24 +49,26 @@ def _wait(broker: Broker, request: Request, name: str, reason: Reason) -> WaitVi
     pool = broker.pools.get(name)
     if pool is None:  # a component without a policy has no pool
         return WaitView(name, reason.rule, reason.sentence)
-    ahead: list[Request] = []
+    position, ahead = None, []
     if name in request.queued:
-        line = explanation_of(pool).in_line()
-        ahead = line[: line.index(request)]
+        explanation = explanation_of(pool)
+        position, ahead = explanation.position(request), [one.id for one in explanation.ahead_of(request)]
     return WaitView(
         pool=name,
         rule=reason.rule,
         sentence=reason.sentence,
-        position=len(ahead) + 1 if name in request.queued else None,
-        ahead=[one.id for one in ahead[:AHEAD_SHOWN]],
-        ahead_in_all=len(ahead),
+        position=position,
+        ahead=ahead,
+        ahead_in_all=position - 1 if position is not None else 0,
         figures=_figures(pool, request),
         waits_for=_leavers(pool) if isinstance(reason, RoomBeingMade) else [],
+        waits_for_in_all=len(pool.ledger.leavers) if isinstance(reason, RoomBeingMade) else 0,
     )
 
 
 def _figures(pool: Pool, request: Request) -> dict[str, dict[str, Any]]:
     ledger, own = pool.ledger, pool.ledger.accounts[request.owner]
+    names = _names_of_owners(pool)
     return {
         ledger.keys[key]: {
             "asks": amount,
@@ -69,13 +76,27 @@ def _figures(pool: Pool, request: Request) -> dict[str, dict[str, Any]]:
             "leaving": ledger.leaving[key],
             "phantom": ledger.phantom[key],
             "capacity": ledger.capacity[key],
-            "held": {owner[0]: account.used[key] for owner, account in ledger.accounts.items() if account.used[key]},
+            **_held(ledger, names, key),
             "used": own.used[key],
             "reserved": own.reserved[key],
             "limit": own.limit[key],
         }
         for key, amount in pool.need(request)
     }
+
+
+def _held(ledger: Ledger, names: dict[tuple[str, str], str], key: int) -> dict[str, Any]:
+    """Who holds most of a key, and how much all others hold."""
+    most = heapq.nlargest(HOLDERS_NAMED, ledger.accounts.values(), key=lambda account: account.used[key])
+    held = {names[account.owner]: account.used[key] for account in most if account.used[key]}
+    charged = ledger.capacity[key] - ledger.free[key] - ledger.phantom[key]
+    return {"held": held, "others": charged - sum(held.values())}
+
+
+def _names_of_owners(pool: Pool) -> dict[tuple[str, str], str]:
+    """Names for people; with the type where two kinds of components have the same."""
+    alike = Counter(name for name, _ in pool.ledger.accounts)
+    return {(name, kind): name if alike[name] == 1 else f"{name} ({kind})" for name, kind in pool.ledger.accounts}
 
 
 def _leavers(pool: Pool) -> list[dict[str, Any]]:
@@ -86,7 +107,7 @@ def _leavers(pool: Pool) -> list[dict[str, Any]]:
             "holds": pool.ledger.by_key(allocation.need),
             "leaves_by": allocation.request.deadline,
         }
-        for _, allocation in sorted(pool.ledger.leavers.items())
+        for _, allocation in heapq.nsmallest(LEAVERS_NAMED, pool.ledger.leavers.items())
     ]
 
 
@@ -167,4 +188,4 @@ def view_known(broker: Broker, request: Request, eta: Eta = UNKNOWN) -> DryRunVi
     """Of a request that is there already: asked for again, it is the same."""
     current = request.current
     pool = current.pool.name if current is not None and current.pool is not None else None
-    return DryRunView(view_request(broker, request, None, eta), starts=current is not None, pool=pool)
+    return DryRunView(view_request(broker, request, None, eta), starts=current is not None, known=True, pool=pool)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from raypool.core.broker import Broker
@@ -13,6 +13,7 @@ from raypool.core.preview import BorrowsMore, Consequence, Moves, Preview
 from raypool.core.reasons import BeingPlaced, Evicted
 from raypool.core.request import Allocation, Request
 from raypool.core.status import Status
+from raypool.spec import PoolSpec
 from raypool.view import (
     BrokerView,
     ConsequenceView,
@@ -97,7 +98,6 @@ def view_requests(
     etas = etas or {}
     borrowed: dict[str, dict[str, int]] = {}
     for pool in broker.pools.values():
-        explanation_of(pool).number_all()
         borrowed.update(borrowed_in(pool))
     return [
         view_request(broker, request, borrowed.get(request.id, {}), etas.get(request.id, UNKNOWN))
@@ -199,7 +199,8 @@ def view_history(broker: Broker) -> list[VersionView]:
     ]
 
 
-def view_preview(found: Preview, promises: Iterable[str] = ()) -> PreviewView:
+def view_preview(found: Preview, broken: Collection[str] = (), known: Collection[str] = ()) -> PreviewView:
+    """broken: what pools would promise beyond their nodes. known: what they do now."""
     told: list[ConsequenceView] = []
     counts: dict[str, int] = {}
     for one in found.consequences:
@@ -210,8 +211,8 @@ def view_preview(found: Preview, promises: Iterable[str] = ()) -> PreviewView:
         number=found.after.history.number,
         consequences=told,
         more={kind: count - MOST_CONSEQUENCES for kind, count in counts.items() if count > MOST_CONSEQUENCES},
-        promises=list(promises),
-        warnings=config_warnings(found.after),
+        promises=[promise for promise in broken if promise not in known],
+        warnings=[*config_warnings(found.after), *(promise for promise in broken if promise in known)],
     )
 
 
@@ -230,7 +231,8 @@ def _view_consequence(one: Consequence) -> ConsequenceView:
 
 def config_warnings(broker: Broker) -> list[str]:
     """What is allowed in its pools and policies but rarely meant."""
-    pools = broker.pools
-    return warnings_of(
-        {name: pool.spec for name, pool in pools.items()}, {name: pool.policies for name, pool in pools.items()}
-    )
+    return warnings_of(specs_of(broker), {name: pool.policies for name, pool in broker.pools.items()})
+
+
+def specs_of(broker: Broker) -> dict[str, PoolSpec]:
+    return {name: pool.spec for name, pool in broker.pools.items()}
