@@ -82,11 +82,10 @@ class Account(Standing):
     """A policy in its pool: its figures, and its charged allocations in order of grant.
 
     firm_grants, loose_grants, leavers: non-preemptible, preemptible and leaving allocations, each
-    keyed by serial. Lined up in this order, what lies above `reserved` is borrowed. `changes` counts
-    the changes of its figures, so that what was worked out from them can be kept.
+    keyed by serial. Lined up in this order, what lies above `reserved` is borrowed.
     """
 
-    __slots__ = ("changes", "firm_grants", "leavers", "loose_grants", "opportunists", "owner", "policy", "priority")
+    __slots__ = ("firm_grants", "leavers", "loose_grants", "opportunists", "owner", "policy", "priority")
 
     def __init__(self, policy: PolicySpec, ledger: Ledger) -> None:
         size = len(ledger.keys)
@@ -104,7 +103,6 @@ class Account(Standing):
         self.loose_grants: OrderedDict[int, Allocation] = OrderedDict()
         self.leavers: dict[int, Allocation] = {}
         self.opportunists = 0
-        self.changes = 0
 
     def line(self) -> Iterator[tuple[Allocation, Need]]:
         """Each charged allocation with what of it is borrowed, in the order of the line (semantics 3)."""
@@ -158,38 +156,37 @@ class Ledger:
     def charge(self, allocation: Allocation, account: Account) -> None:
         """Counts a grant, as staying."""
         allocation.account = account
-        account.changes += 1
-        account.add(allocation.need, allocation.preemptible)
-        for key, amount in allocation.need:
-            self.free[key] -= amount
         if allocation.preemptible:
             account.loose_grants[allocation.serial] = allocation
             account.opportunists += allocation.opportunistic
-            loose = self.loose[account.priority]
-            for key, amount in allocation.need:
-                loose[key] += amount
+            kind = self.loose[account.priority]
         else:
             account.firm_grants[allocation.serial] = allocation
+            kind = account.firm
+        free, used, staying = self.free, account.used, account.staying
+        for key, amount in allocation.need:
+            free[key] -= amount
+            used[key] += amount
+            staying[key] += amount
+            kind[key] += amount
 
     def mark_leaving(self, allocation: Allocation) -> None:
         """It stays charged, but will go: it no longer counts as staying."""
         account = allocation.account
         assert account is not None and not allocation.leaving, allocation
         allocation.leaving = True
-        account.changes += 1
-        for key, amount in allocation.need:
-            self.leaving[key] += amount
-            account.staying[key] -= amount
-            if not allocation.preemptible:
-                account.firm[key] -= amount
         if allocation.preemptible:
             del account.loose_grants[allocation.serial]
             account.opportunists -= allocation.opportunistic
-            loose = self.loose[account.priority]
-            for key, amount in allocation.need:
-                loose[key] -= amount
+            kind = self.loose[account.priority]
         else:
             del account.firm_grants[allocation.serial]
+            kind = account.firm
+        leaving, staying = self.leaving, account.staying
+        for key, amount in allocation.need:
+            leaving[key] += amount
+            staying[key] -= amount
+            kind[key] -= amount
         account.leavers[allocation.serial] = allocation
         self.leavers[allocation.serial] = allocation
 

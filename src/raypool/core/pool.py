@@ -75,11 +75,11 @@ class Pool:
         return need
 
     def grants_at_once(self, account: Account, need: Need, preemptible: bool) -> bool:
-        """Whether a walk would grant it, if nobody else waited here."""
-        ledger = self.ledger
-        if not account.inside_reserve(need, preemptible) and (not preemptible or account.over_limit(need)):
+        """Whether a walk would grant it, if nobody else waited here. (Where there is room for it, it is not over its
+        limit either: that counts what stays, and room counts those leaving, too.)"""
+        if not preemptible and not account.inside_reserve(need, preemptible):
             return False
-        return is_room(ledger.free, account, need)
+        return is_room(self.ledger.free, account, need)
 
     def charge(self, allocation: Allocation) -> None:
         """Counts a grant here, as staying, leaving or phantom, whichever it is. Whoever had it in his figures
@@ -96,6 +96,13 @@ class Pool:
                 self.ledger.mark_leaving(allocation)
             self.queue.account_changed(account)
         self.stale()
+
+    def charge_at_once(self, allocation: Allocation, account: Account, need: Need) -> None:
+        """Counts a grant of one that never waited here, and nobody does."""
+        allocation.need = need
+        self.ledger.charge(allocation, account)
+        self._walk = None
+        self.generation += 1
 
     def grant(self, allocation: Allocation) -> None:
         """Counts a grant of one that waits here, and takes it out of the line."""

