@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 from benchmarks.engine_turns import instant_broker
 from benchmarks.harness import (
@@ -20,10 +22,14 @@ from benchmarks.harness import (
     ratio_at_most,
     row,
 )
+from raypool.core import cycle
 from raypool.core import events as ev
 from raypool.core.broker import Broker, World
-from raypool.core.request import Request
+from raypool.core.instructions import ChangeStatus
+from raypool.core.pool import Pool
+from raypool.core.status import Status
 from raypool.core.victims import Victim, choose
+from raypool.core.walk import Outcome
 from raypool.spec import BrokerConfig, RequestSpec
 
 TEAMS = 10
@@ -53,31 +59,54 @@ def run_one(broker: Broker, request_id: str, team: int) -> None:
 
 
 def choices(running: int, component: str, resources: dict[str, Any], samples: int) -> tuple[list[float], int]:
-    """Processor seconds of `choose` for a request that blocks the pool, each time in another state; and how many
-    it chose."""
+    """Processor seconds of `choose` for requests that block the pool, each in another state of it; and how many
+    each chose, who have left then and are there again before the next."""
     broker = crowd(running)
-    pool = broker.pools["p"]
-    taken, chosen = [], list[Victim]()
+    taken: list[float] = []
+    chosen = 0
     for sample in Patience(samples):
-        leaver = (sample * 7919) % running
-        broker.handle(ev.Released(f"r{leaver}"), 0.0)
-        broker.handle(ev.Forgotten(f"r{leaver}"), 0.0)
-        run_one(broker, f"r{leaver}", leaver % TEAMS)
-        spec = RequestSpec.load({"id": f"w{sample}", "component": component, "resources": resources})
-        waiter = Request(spec, 10**9 + sample, 0.0)
-        pool.enqueue(waiter)
-        outcome = pool.outcome()
-        assert outcome.blocked is waiter
+        again(broker, f"r{sample * 7919 % running}", sample * 7919 % running % TEAMS)
+        spec = RequestSpec.load({"id": "waiter", "component": component, "resources": resources})
+        with clocked_choices() as clocked:
+            changes = broker.handle(ev.Submitted(spec), 0.0)
+        assert len(clocked) == 1, clocked
+        taken.append(clocked[0])
+        victims = [one.request for one in changes if isinstance(one, ChangeStatus) and one.to is Status.PREEMPTED]
+        chosen = len(victims)
+        broker.handle(ev.Cancelled("waiter"), 0.0)
+        broker.handle(ev.Forgotten("waiter"), 0.0)
+        for victim in victims:
+            again(broker, victim, int(victim[1:]) % TEAMS)
+    return taken, chosen
+
+
+def again(broker: Broker, request_id: str, team: int) -> None:
+    """It ends, if it has not, and the same is the newest of its team."""
+    broker.handle(ev.Released(request_id), 0.0)
+    broker.handle(ev.Forgotten(request_id), 0.0)
+    run_one(broker, request_id, team)
+
+
+@contextmanager
+def clocked_choices() -> Iterator[list[float]]:
+    """Processor seconds of each call of `choose` that the cycle makes meanwhile."""
+    taken: list[float] = []
+
+    def clocked(pool: Pool, outcome: Outcome) -> list[Victim]:
         began = time.process_time()
-        chosen = choose(pool, outcome)
-        taken.append(time.process_time() - began)
-        pool.dequeue(waiter)
-    return taken, len(chosen)
+        try:
+            return choose(pool, outcome)
+        finally:
+            taken.append(time.process_time() - began)
+
+    with patch.object(cycle, "choose", clocked):
+        yield taken
 
 
 def enough(settings: Settings) -> Iterator[Row]:
-    """`victims.choose` on the outcome of a walk that ended blocked: candidates, sparing, looking ahead. The walk is
-    not in it. All who run borrow one GPU; between two choices one of them ends and another begins."""
+    """`victims.choose` as the cycle calls it for a request that was just submitted and blocks the pool: candidates,
+    sparing, looking ahead. The walk and the eviction are not in it. All who run borrow one GPU; between two choices
+    those who had to leave come back, and one ends and begins anew."""
     samples = settings.size(SAMPLES, 10)
     for needed, bar in ((1, 0.1), (64, 0.5)):
         first = 0.0
