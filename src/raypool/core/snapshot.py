@@ -21,7 +21,7 @@ from raypool.core.history import History
 from raypool.core.lifetimes import lifetimes_of, rows_of
 from raypool.core.pool import Pool, link
 from raypool.core.reasons import PlacementBackOff, Reason
-from raypool.core.records import nodes_of, plain, reason_of, version_of
+from raypool.core.records import nodes_of, plain, quoted, reason_of, scalar_text, version_of
 from raypool.core.request import NONE, Allocation, Request
 from raypool.core.status import Status
 from raypool.spec import BrokerConfig, PolicySpec, PoolSpec, RequestSpec
@@ -66,7 +66,7 @@ class Snapshots:
             line = over.get(id)
             if line is None:
                 spec = self._specs[id] = specs.get(id) or _text(request.spec.dump())
-                line = f'{{"request":{{"spec":{spec},{_text(_request_row(request))[1:]}}}'
+                line = _request_text(request, spec)
             if id in over or _is_over(request):
                 self._over[id] = line
             yield line
@@ -109,25 +109,32 @@ def _pool_row(pool: Pool) -> dict[str, Any]:
     }
 
 
-def _request_row(request: Request) -> dict[str, Any]:
-    """All but its spec."""
+def _request_text(request: Request, spec: str) -> str:
+    """There may be very many, and all that live are written anew every time."""
     assert request.status is not None
     allocation = request.allocation
-    row: dict[str, Any] = {
-        "status": request.status.value,
-        **{name: getattr(request, name) for name in REQUEST_FACTS},
-        "reason": plain(request.reason),
-        "queued": list(request.queued),
-        "held_out": plain(request.held_out),
-        "back_offs": plain(request.back_offs),
-    }
-    if allocation is not None:
-        row["allocation"] = {
-            "pool": allocation.pool.name if allocation.pool is not None else None,
-            "nodes": list(allocation.nodes),
-            **{name: getattr(allocation, name) for name in ALLOCATION_FACTS},
-        }
-    return row
+    held = "" if allocation is None else f',"allocation":{_allocation_text(allocation)}'
+    return (
+        f'{{"request":{{"spec":{spec},"status":"{request.status.value}",{_facts_text(request, REQUEST_FACTS)},'
+        f'"reason":{_plain_text(request.reason)},"queued":[{",".join(map(quoted, request.queued))}],'
+        f'"held_out":{_plain_text(request.held_out)},"back_offs":{_plain_text(request.back_offs)}{held}}}}}'
+    )
+
+
+def _allocation_text(allocation: Allocation) -> str:
+    pool = scalar_text(allocation.pool.name if allocation.pool is not None else None)
+    nodes = ",".join(map(quoted, allocation.nodes))
+    return f'{{"pool":{pool},"nodes":[{nodes}],{_facts_text(allocation, ALLOCATION_FACTS)}}}'
+
+
+def _facts_text(value: Request | Allocation, names: Iterable[str]) -> str:
+    return ",".join([f'"{name}":{scalar_text(getattr(value, name))}' for name in names])
+
+
+def _plain_text(value: Reason | Mapping[str, Reason] | None) -> str:
+    if value is None:
+        return "null"
+    return _text(plain(value)) if value else "{}"
 
 
 def _is_over(request: Request) -> bool:

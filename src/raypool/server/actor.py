@@ -97,7 +97,9 @@ class PoolBroker:
         self._ahead = 0.0
         self._identity = ""
         self._snapshots = Snapshots()
-        self._journal = Journal(store or store_at(RAY, cluster), self._carry_out, self._snapshot, self._degrade)
+        self._journal = Journal(
+            store or store_at(RAY, cluster), self._carry_out, self._snapshot, self._living, self._degrade
+        )
         self._placements = Placements(cluster, self._feed, self._now)
         self._owners = Owners(lambda: self.broker, cluster, self._feed, self._now)
         self._audit = Audit(cluster, self._placements)
@@ -174,6 +176,10 @@ class PoolBroker:
 
     def _snapshot(self, number: int) -> Iterator[str]:
         return self._snapshots.lines_of(self.broker, number, cluster=self._identity, raypool=__version__)
+
+    def _living(self) -> int:
+        """How many requests are not over."""
+        return sum(not (request.status and request.status.terminal) for request in self.broker.requests.values())
 
     async def journal(self) -> str:
         """The journal as it is: a snapshot, and what came after it. A JSON value in each line."""
