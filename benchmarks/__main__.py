@@ -7,15 +7,39 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks import engine_baseline, engine_turns, engine_victims, engine_waiting
-from benchmarks.harness import Benchmark, Row, Settings, as_document, machine, print_table, progress, versions
+from benchmarks import (
+    engine_baseline,
+    engine_turns,
+    engine_victims,
+    engine_waiting,
+    ray_broker,
+    ray_hand_over,
+    ray_leases,
+)
+from benchmarks.harness import (
+    Benchmark,
+    Row,
+    Settings,
+    as_document,
+    machine,
+    print_table,
+    progress,
+    put_into,
+    versions,
+)
 
 BENCHMARKS: tuple[Benchmark, ...] = (
     *engine_turns.BENCHMARKS,
     *engine_victims.BENCHMARKS,
     *engine_waiting.BENCHMARKS,
     *engine_baseline.BENCHMARKS,
+    *ray_hand_over.DEFAULT,
+    *ray_leases.DEFAULT,
+    *ray_hand_over.TUNED,
+    *ray_leases.TUNED,
+    *ray_broker.TUNED,
 )
+"""Those on one cluster follow each other."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -34,6 +58,8 @@ def main(arguments: list[str] | None = None) -> None:
         rows += progress(one, settings, lambda text: print(text, file=sys.stderr))
         if given.json is not None:  # as far as it came, also if a later one fails
             given.json.write_text(json.dumps(as_document(rows), indent=1) + "\n", encoding="utf-8")
+    if given.into is not None:
+        put_into(given.into, rows)
     print_table(rows)
     print(", ".join(f"{name} {value}" for name, value in {**machine(), **versions()}.items()))
     missed = [one.name for one in rows if one.met is False]
@@ -47,10 +73,15 @@ def _parser() -> argparse.ArgumentParser:
         description="Measures what raypool costs. Engine figures are processor time of this process.",
     )
     parser.add_argument(
-        "--only", nargs="+", default=[""], metavar="NAME", help="those whose names begin so, like engine or ray.lease"
+        "--only",
+        nargs="+",
+        default=[""],
+        metavar="NAME",
+        help="those whose names begin so, like engine or ray-tuned.lease",
     )
     parser.add_argument("--list", action="store_true", help="tell the benchmarks, with what each includes, and end")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    parser.add_argument("--into", type=Path, metavar="FILE", help="put the table into that Markdown file")
     parser.add_argument("--rounds", type=int, default=5, help="a figure is the median of so many (default 5)")
     parser.add_argument("--small", action="store_true", help="small sizes, which only show that everything runs")
     parser.add_argument(

@@ -15,8 +15,9 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -117,7 +118,8 @@ class Benchmark:
 
     @property
     def includes(self) -> str:
-        return " ".join((self.run.__doc__ or "").split())
+        measure = self.run.func if isinstance(self.run, partial) else self.run
+        return " ".join((measure.__doc__ or "").split())
 
 
 # --- measuring --------------------------------------------------------------------------------
@@ -255,15 +257,34 @@ def progress(benchmark: Benchmark, settings: Settings, tell: Callable[[str], Non
         yield one
 
 
-def table_of(rows: Iterable[Row]) -> Table:
-    table = Table("figure", "value", "bar", "reference", "ratio", "met")
-    for one in rows:
-        reference = "" if one.reference is None else f"{figure(one.reference)} ({one.against})"
-        ratio = "" if one.ratio is None else figure(one.ratio)
-        met = {True: "yes", False: "NO", None: ""}[one.met]
-        table.add_row(one.name, f"{figure(one.value)} {one.unit}", one.bar, reference, ratio, met)
-    return table
+HEADINGS = ("figure", "value", "bar", "reference", "ratio", "met")
+
+
+def cells(one: Row) -> tuple[str, ...]:
+    reference = "" if one.reference is None else f"{figure(one.reference)} ({one.against})"
+    ratio = "" if one.ratio is None else figure(one.ratio)
+    met = {True: "yes", False: "NO", None: ""}[one.met]
+    return one.name, f"{figure(one.value)} {one.unit}", one.bar, reference, ratio, met
 
 
 def print_table(rows: Iterable[Row]) -> None:
-    Console(width=None if Console().is_terminal else 150).print(table_of(rows))
+    table = Table(*HEADINGS)
+    for one in rows:
+        table.add_row(*cells(one))
+    Console(width=None if Console().is_terminal else 170).print(table)
+
+
+BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
+
+
+def put_into(file: Path, rows: Sequence[Row]) -> None:
+    """Writes the figures, and where they are from, between the two marks of a Markdown file. Raises ValueError if
+    they are not there."""
+    before, begin, rest = file.read_text(encoding="utf-8").partition(f"{BEGIN}\n")
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{file} has no lines {BEGIN} and {END}")
+    where = ", ".join(f"{name} {value}" for name, value in {**machine(), **versions()}.items())
+    lines = [f"| {' | '.join(line)} |" for line in (HEADINGS, ("---",) * len(HEADINGS), *map(cells, rows))]
+    table = "\n".join(lines)
+    file.write_text(f"{before}{begin}{where}.\n\n{table}\n{end}{after}", encoding="utf-8")

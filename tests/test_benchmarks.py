@@ -15,6 +15,7 @@ from benchmarks.harness import (
     at_most,
     figure,
     percentile,
+    put_into,
     ratio_at_least,
     ratio_at_most,
     row,
@@ -101,3 +102,22 @@ def test_the_list_tells_each_benchmark_and_measures_nothing(capsys) -> None:
     main(["--list"])
     told = capsys.readouterr().out
     assert all(f"{one.name}\n" in told for one in BENCHMARKS)
+
+
+def test_the_table_is_put_between_the_marks_of_a_page_and_may_be_put_there_again(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# Before\n\n<!-- figures -->\n<!-- end of figures -->\n\nAfter.\n")
+    for value in (1.0, 3.0):
+        put_into(page, [row("a turn", value, "us", at_most(2), 0.5, "spin")])
+    text = page.read_text()
+    assert text.startswith("# Before\n\n<!-- figures -->\nsystem ")
+    assert text.endswith("\n| a turn | 3 us | <= 2 | 0.5 (spin) | 6 | NO |\n<!-- end of figures -->\n\nAfter.\n")
+    assert text.count("a turn") == 1
+
+
+def test_a_page_without_the_marks_is_left_alone(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# Nothing\n")
+    with pytest.raises(ValueError, match="has no lines <!-- figures -->"):
+        put_into(page, [])
+    assert page.read_text() == "# Nothing\n"
