@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ from benchmarks.harness import (
     put_into,
     versions,
 )
+from raypool.server.ray_actor import GC_THRESHOLD
 
 BENCHMARKS: tuple[Benchmark, ...] = (
     *engine_turns.BENCHMARKS,
@@ -52,6 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
         for one in chosen:
             print(f"{one.name}\n    {one.includes}")
         return
+    gc.set_threshold(*GC_THRESHOLD)
     settings = Settings(given.rounds, given.small, given.idle_seconds)
     rows: list[Row] = []
     for one in chosen:
