@@ -8,7 +8,7 @@ that are more than JSON has are named by their annotation in `_READ`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args
 
@@ -29,6 +29,9 @@ Decision = list[Any]
 
 _text = json.JSONEncoder(separators=(",", ":")).encode
 quoted = json.encoder.encode_basestring_ascii
+_SCALARS: dict[type, Callable[[Any], str]] = {
+    str: quoted, int: repr, float: repr, bool: ("false", "true").__getitem__, type(None): lambda _: "null",
+}  # fmt: skip
 
 EVENTS: dict[str, type] = {kind.__name__: kind for kind in get_args(ev.Event)}
 
@@ -49,16 +52,12 @@ def _flat_text(decision: Decision) -> str:
 
 def scalar_text(value: str | float | bool | None) -> str:
     """As JSON; several times faster than the encoder, which prepares itself anew for every call."""
-    if value is None:
-        return "null"
-    if isinstance(value, str):
-        return quoted(value)
-    return ("false", "true")[value] if isinstance(value, bool) else repr(value)
+    return _SCALARS[type(value)](value)
 
 
-def body_text(spec: RequestSpec) -> str:
-    """All that the request asks for but its id, as it is in the text of every request for the same."""
-    return _text({name: value for name, value in spec.dump().items() if name != "id"})[1:]
+def body_text(spec: RequestSpec, own: Collection[str] = ("id",)) -> str:
+    """All that the request asks for but its own fields, as it is in the text of every request for the same."""
+    return _text({name: value for name, value in spec.dump().items() if name not in own})[1:]
 
 
 def submission_text(request_id: str, body: str, job: str | None) -> str:
