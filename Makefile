@@ -4,7 +4,7 @@
 #              leaked, and nobody may hang. SEED=2 KILLS=20 GCS_RESTARTS=2 make chaos: another run, a shorter one
 # make soak    the memory of the broker and its store over 10,000 turns
 # make demo    the whole of it on this machine: two teams, one preemption
-# make bench   what a decision costs, and a question
+# make bench   what decisions cost, in a table; make bench ARGS="--only engine.turns --json FILE": a part, also as JSON
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -48,9 +48,7 @@ demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/decisions.py
-	$(BIN)/python benchmarks/questions.py
-	$(BIN)/python benchmarks/replay.py
+	$(BIN)/python -m benchmarks $(ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         PoolView,
         PreviewView,
         RequestView,
+        SubmissionView,
         VersionView,
         WaitView,
     )
@@ -79,6 +80,7 @@ _HOME = {
         "PoolView",
         "PreviewView",
         "RequestView",
+        "SubmissionView",
         "VersionView",
         "WaitView",
     ),
@@ -94,7 +96,7 @@ __all__ = [
     "remote", "lease", "Lease", "current_lease", "PreemptionNotice",
     # what people see
     "BrokerView", "PoolView", "PolicyView", "RequestView", "ExplanationView", "WaitView", "DryRunView",
-    "PreviewView", "ConsequenceView", "VersionView",
+    "SubmissionView", "PreviewView", "ConsequenceView", "VersionView",
     # policies tested like code
     "simulate", "SimulationReport",
     # errors

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
 import reprlib
-import uuid
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -57,8 +57,22 @@ MEMORY_UNITS = {
 # --- names and amounts ------------------------------------------------------------------------
 
 
+MOST_NAME = 128
+
+
+def is_name(value: Any) -> bool:
+    """Whether it may be the name or the id of something."""
+    return (
+        isinstance(value, str)
+        and 0 < len(value) <= MOST_NAME
+        and value == value.strip()
+        and "/" not in value
+        and value.isprintable()
+    )
+
+
 def _checked_name(value: str) -> str:
-    if not value or value != value.strip() or "/" in value or not value.isprintable():
+    if not is_name(value):
         raise ValueError("must be 1 to 128 printable characters, without '/' and without spaces at its ends")
     return value
 
@@ -92,7 +106,7 @@ def _checked_label(value: str) -> str:
 
 
 LabelPart = Annotated[str, AfterValidator(_checked_label)]
-Name = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_checked_name)]
+Name = Annotated[str, Field(min_length=1, max_length=MOST_NAME), AfterValidator(_checked_name)]
 Amount = Annotated[int, Field(ge=0, le=MAX_AMOUNT)]
 PositiveAmount = Annotated[int, Field(gt=0, le=MAX_AMOUNT)]
 Seconds = Annotated[float, Field(ge=0, le=10**9, allow_inf_nan=False)]
@@ -351,7 +365,7 @@ def _repeated(items: Iterator[Any] | Any) -> Iterator[Any]:
 
 def new_request_id() -> str:
     """A fresh id. The client makes it, so that a call that is repeated asks for the same thing once."""
-    return uuid.uuid4().hex[:16]
+    return os.urandom(8).hex()
 
 
 Bundles = Annotated[tuple[ResourceSettings, ...], BeforeValidator(as_tuple), Field(min_length=1, max_length=10_000)]

@@ -27,6 +27,20 @@ class View:
 
 
 @dataclass(frozen=True)
+class SubmissionView(View):
+    """What came of one of many submissions.
+
+    number: its place among all that were submitted. status: pending, allocated, rejected; of a request that was
+    there already, any. reason: the sentence of a rejection.
+    """
+
+    id: str
+    number: int
+    status: str
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
 class RequestView(View):
     """A request and how it stands.
 

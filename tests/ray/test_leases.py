@@ -218,3 +218,26 @@ def test_a_cancelled_lease_tells_its_block_why(client: raypool.Client) -> None:
             blocked = worker.block.remote()
             client.cancel(lease.request_id, reason="cluster maintenance")
             ray.get(blocked, timeout=60)
+
+
+def test_many_are_submitted_at_once_in_order_or_none_of_them(client: raypool.Client) -> None:
+    client.apply(POOLS)
+    one = {"component": "sandbox", "resources": {"gpu_count": 1}}
+    with pytest.raises(raypool.SpecError, match=r"specs\[1\]: resources.gpu_count: must be >= 0, got -1"):
+        client.submit_many([one, {"component": "sandbox", "resources": {"gpu_count": -1}}])
+    assert client.requests() == []
+    alike = raypool.RequestSpec(component="sandbox", resources=ResourceSettings(gpu_count=1))
+    views = client.submit_many([alike, {"component": "nobody"}, *[one] * 12])
+    assert [view.number for view in views] == list(range(views[0].number, views[0].number + 14))
+    assert [view.status for view in views] == ["pending", "rejected", *["pending"] * 12]
+    assert views[1].reason == "no policy attaches team 'nobody' to any pool"
+    started = [views[0].id, *(view.id for view in views[2:13])]
+    assert [client.wait(id, 30).status for id in started] == ["allocated"] * 12
+    assert client.request(views[13].id).status == "pending"
+    again = asyncio.run(client.submit_many_async([{**one, "id": view.id} for view in views[2:]]))
+    assert [(view.id, view.status) for view in again] == [(id, "allocated") for id in started[1:]] + [
+        (views[13].id, "pending")
+    ]
+    with pytest.raises(raypool.Refused, match=f"request id '{views[0].id}' is taken"):
+        client.submit_many([one, {**one, "workers": 2, "id": views[0].id}])
+    assert client.status().requests == {"allocated": 12, "pending": 1, "rejected": 1}

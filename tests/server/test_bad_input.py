@@ -134,12 +134,19 @@ def nearly(draw, right):
     return value
 
 
+def without_id(spec):
+    return {name: value for name, value in spec.items() if name != "id"}
+
+
 RIGHT = {
     "config": CONFIGS,
     "by": st.sampled_from(["", "ann"]),
     "note": st.sampled_from(["", "as it was"]),
     "version": st.integers(0, 6),
     "spec": SPECS,
+    "bodies": st.lists(SPECS.map(without_id), min_size=1, max_size=2),
+    "ids": st.lists(IDS, min_size=2, max_size=2),
+    "body_of": st.lists(st.integers(0, 1), min_size=2, max_size=2),
     "request_id": IDS,
     "group_id": st.just("0001"),
     "actor_id": st.just(actor_id("a")),
@@ -158,12 +165,15 @@ RIGHT = {
     "explain": st.booleans(),
     "discard_journal": st.booleans(),
 }
-NEARLY = {word: nearly(RIGHT[word]) | JUNK if word in ("config", "spec") else JUNK for word in RIGHT}
+NEARLY = {
+    word: nearly(RIGHT[word]) | JUNK if word in ("config", "spec", "bodies", "ids", "body_of") else JUNK
+    for word in RIGHT
+}
 ANSWERED = [name for name in CALLS if name not in ("hold", "here")]
 """The two others stay open: tests/server/test_owners.py has them."""
 
 TAKES = {name: list(inspect.signature(getattr(PoolBroker, name)).parameters)[1:] for name in ANSWERED}
-OFTEN = ("submit", "submit", "submit", "apply", "rollback", "release", "cancel", "forget")
+OFTEN = ("submit", "submit", "submit_many", "submit_many", "apply", "rollback", "release", "cancel", "forget")
 
 
 @st.composite
@@ -256,7 +266,8 @@ async def play(steps):
 
 USUAL = {
     "config": {}, "by": "ann", "note": "", "version": 1,
-    "spec": {"component": "red"}, "request_id": "a", "group_id": "0001", "actor_id": actor_id("a"),
+    "spec": {"component": "red"}, "bodies": [{"component": "red"}], "ids": ["d"], "body_of": [0],
+    "request_id": "a", "group_id": "0001", "actor_id": actor_id("a"),
     "job": None, "holder": "h1", "token": [], "name": "p", "pool": "p", "component": "red",
     "component_type": "team", "status": None, "reason": "because", "seen": 2**40,
     "timeout_seconds": 0, "explain": True, "ended": True, "discard_journal": False,

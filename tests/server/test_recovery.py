@@ -255,6 +255,36 @@ def test_a_gcs_that_is_away_when_the_broker_comes_back_is_waited_for():
 # --- the journal itself -----------------------------------------------------------------------
 
 
+def test_snapshots_are_rarer_the_more_requests_live_so_that_each_event_costs_about_one(monkeypatch):
+    monkeypatch.setattr(journal, "SNAPSHOT_EVENTS", 10)
+    written = []
+    begin = RayStore.begin
+
+    async def counted(store, generation, snapshot):
+        written.append(len(unpacked(snapshot)))
+        await begin(store, generation, snapshot)
+
+    monkeypatch.setattr(RayStore, "begin", counted)
+
+    async def story():
+        async with World() as world:
+            await world.run("first", gpu=8)
+            del written[:]
+            for index in range(640):
+                await world.submit(f"r{index}")
+            assert 4 <= len(written) <= 8
+            assert sum(written) < 2 * 640 + 8 * 10
+            lines = len(world.actor._journal._lines)
+            await world.begin_again()
+            assert len(world.actor._journal._lines) >= lines
+            del written[:]
+            for index in range(300):
+                await world.submit(f"s{index}")
+            assert len(written) <= 1, "the bound is that of the snapshot that was read"
+
+    run(story)
+
+
 def test_the_journal_stays_short_and_the_state_whole(monkeypatch):
     monkeypatch.setattr(journal, "SNAPSHOT_EVENTS", 10)
 

@@ -14,7 +14,7 @@ import getpass
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -31,6 +31,7 @@ from raypool.view import (
     PoolView,
     PreviewView,
     RequestView,
+    SubmissionView,
     VersionView,
 )
 
@@ -249,6 +250,30 @@ class Client:
         owner = None if wanted.lifetime == "detached" else job_id()
         return RequestView.from_dict(self._line.call("submit", wanted.dump(), owner))
 
+    def submit_many(self, specs: Iterable[RequestSpec | Mapping[str, Any]]) -> list[SubmissionView]:
+        """Asks for many requests without waiting for them, each as `submit` takes it; they stand in line in the order
+        of the list. For thousands of them it is faster than `submit` by far.
+
+        All are checked first: raises SpecError, with nothing submitted, which names the place in the list and the
+        field. An id that stands for something else already is Refused: the broker takes 2,000 at once, and refuses
+        them together; those before them stay submitted. Asking again with the same ids asks once.
+        """
+        from raypool.client.many import Many
+
+        views: list[SubmissionView] = []
+        for ids, call in Many(specs).calls(job_id()):
+            views += _submission_views(ids, self._line.call("submit_many", *call))
+        return views
+
+    async def submit_many_async(self, specs: Iterable[RequestSpec | Mapping[str, Any]]) -> list[SubmissionView]:
+        """The same for code that runs on an event loop."""
+        from raypool.client.many import Many
+
+        views: list[SubmissionView] = []
+        for ids, call in Many(specs).calls(job_id()):
+            views += _submission_views(ids, await self._line.acall("submit_many", *call))
+        return views
+
     def dry_run(self, spec: RequestSpec | Mapping[str, Any] | None = None, **fields: Any) -> DryRunView:
         """What `submit` would come to now: nothing is asked for, and nothing is left of it. `str()` of it is a text.
 
@@ -335,6 +360,10 @@ class Client:
     def delete_pool(self, name: str, *, by: str | None = None, note: str = "") -> None:
         """Its policies go with it. Raises Refused while anything is queued or charged in it."""
         self._line.call("delete_pool", name, _who(by), note)
+
+
+def _submission_views(ids: list[str], rows: list[list[Any]]) -> list[SubmissionView]:
+    return [SubmissionView(id, *row) for id, row in zip(ids, rows, strict=True)]
 
 
 def _who(by: str | None) -> str:

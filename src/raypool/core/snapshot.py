@@ -12,16 +12,17 @@ that are kept, then pools, then requests in order of submission.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
 from typing import Any
 
-from raypool.core.asks import Asks
+from raypool.core.asks import OWN, Ask, Asks
 from raypool.core.broker import Broker, World
 from raypool.core.history import History
 from raypool.core.lifetimes import lifetimes_of, rows_of
 from raypool.core.pool import Pool, link
 from raypool.core.reasons import PlacementBackOff, Reason
-from raypool.core.records import nodes_of, plain, reason_of, version_of
+from raypool.core.records import body_text, nodes_of, plain, quoted, reason_of, scalar_text, version_of
 from raypool.core.request import NONE, Allocation, Request
 from raypool.core.status import Status
 from raypool.spec import BrokerConfig, PolicySpec, PoolSpec, RequestSpec
@@ -44,17 +45,17 @@ ALLOCATION_FACTS = (
 
 class Snapshots:
     """Writes snapshots of one broker. What cannot change is made once: the line of a version, that of a request
-    that is over, and the spec of every other."""
+    that is over, and that of what the others ask for."""
 
     def __init__(self) -> None:
         self._over: dict[str, str] = {}
-        self._specs: dict[str, str] = {}
+        self._asks: dict[Ask, str] = {}
         self._versions: dict[int, str] = {}
 
     def lines_of(self, broker: Broker, number: int, **more: Any) -> Iterator[str]:
         """number: of the last event that the broker has handled. `more` goes into the head."""
-        over, specs, versions = self._over, self._specs, self._versions
-        self._over, self._specs, self._versions = {}, {}, {}
+        over, asks, versions = self._over, self._asks, self._versions
+        self._over, self._asks, self._versions = {}, {}, {}
         yield _text(_head_of(broker, number) | more)
         for version in broker.history.versions:
             text = versions.get(version.number) or _text({"version": plain(version)})
@@ -65,8 +66,9 @@ class Snapshots:
         for id, request in broker.requests.items():
             line = over.get(id)
             if line is None:
-                spec = self._specs[id] = specs.get(id) or _text(request.spec.dump())
-                line = f'{{"request":{{"spec":{spec},{_text(_request_row(request))[1:]}}}'
+                ask = request.ask
+                body = self._asks[ask] = self._asks.get(ask) or asks.get(ask) or body_text(ask.spec, OWN)
+                line = _request_text(request, body)
             if id in over or _is_over(request):
                 self._over[id] = line
             yield line
@@ -109,25 +111,39 @@ def _pool_row(pool: Pool) -> dict[str, Any]:
     }
 
 
-def _request_row(request: Request) -> dict[str, Any]:
-    """All but its spec."""
+def _request_text(request: Request, body: str) -> str:
+    """There may be very many, and all that live are written anew every time. body: what it asks for."""
     assert request.status is not None
     allocation = request.allocation
-    row: dict[str, Any] = {
-        "status": request.status.value,
-        **{name: getattr(request, name) for name in REQUEST_FACTS},
-        "reason": plain(request.reason),
-        "queued": list(request.queued),
-        "held_out": plain(request.held_out),
-        "back_offs": plain(request.back_offs),
-    }
-    if allocation is not None:
-        row["allocation"] = {
-            "pool": allocation.pool.name if allocation.pool is not None else None,
-            "nodes": list(allocation.nodes),
-            **{name: getattr(allocation, name) for name in ALLOCATION_FACTS},
-        }
-    return row
+    taken_up = "" if request.retry_of is None else f'"retry_of":{quoted(request.retry_of)},'
+    held = "" if allocation is None else f',"allocation":{_allocation_text(allocation)}'
+    return (
+        f'{{"request":{{"spec":{{"id":{quoted(request.id)},{taken_up}{body},'
+        f'"status":"{request.status.value}",{_request_facts(request)},'
+        f'"reason":{_plain_text(request.reason)},"queued":[{",".join(map(quoted, request.queued))}],'
+        f'"held_out":{_plain_text(request.held_out)},"back_offs":{_plain_text(request.back_offs)}{held}}}}}'
+    )
+
+
+def _allocation_text(allocation: Allocation) -> str:
+    pool = scalar_text(allocation.pool.name if allocation.pool is not None else None)
+    nodes = ",".join(map(quoted, allocation.nodes))
+    return f'{{"pool":{pool},"nodes":[{nodes}],{_allocation_facts(allocation)}}}'
+
+
+def _facts_text(names: tuple[str, ...]) -> Callable[[object], str]:
+    """What writes those slots of a value down."""
+    values, form = attrgetter(*names), ",".join(f'"{name}":%s' for name in names)
+    return lambda value: form % tuple(map(scalar_text, values(value)))
+
+
+_request_facts, _allocation_facts = _facts_text(REQUEST_FACTS), _facts_text(ALLOCATION_FACTS)
+
+
+def _plain_text(value: Reason | Mapping[str, Reason] | None) -> str:
+    if value is None:
+        return "null"
+    return _text(plain(value)) if value else "{}"
 
 
 def _is_over(request: Request) -> bool:

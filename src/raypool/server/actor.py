@@ -37,6 +37,7 @@ from raypool.core.status import Status
 from raypool.core.what_if import Places, Suggestion, search
 from raypool.errors import BrokerDegraded, BrokerFault, Refused
 from raypool.server.audit import Audit, broken_promises
+from raypool.server.batch import Batch
 from raypool.server.calls import checked
 from raypool.server.cluster import RayCluster, Rooms
 from raypool.server.etas import Etas
@@ -97,7 +98,9 @@ class PoolBroker:
         self._ahead = 0.0
         self._identity = ""
         self._snapshots = Snapshots()
-        self._journal = Journal(store or store_at(RAY, cluster), self._carry_out, self._snapshot, self._degrade)
+        self._journal = Journal(
+            store or store_at(RAY, cluster), self._carry_out, self._snapshot, self._living, self._degrade
+        )
         self._placements = Placements(cluster, self._feed, self._now)
         self._owners = Owners(lambda: self.broker, cluster, self._feed, self._now)
         self._audit = Audit(cluster, self._placements)
@@ -174,6 +177,10 @@ class PoolBroker:
 
     def _snapshot(self, number: int) -> Iterator[str]:
         return self._snapshots.lines_of(self.broker, number, cluster=self._identity, raypool=__version__)
+
+    def _living(self) -> int:
+        """How many requests are not over."""
+        return sum(not (request.status and request.status.terminal) for request in self.broker.requests.values())
 
     async def journal(self) -> str:
         """The journal as it is: a snapshot, and what came after it. A JSON value in each line."""
@@ -265,6 +272,32 @@ class PoolBroker:
             self._owners.take_up(self.broker.requests[wanted.id])
             await self._durable()
         return self._view(wanted.id)
+
+    async def submit_many(
+        self, bodies: list[dict[str, Any]], ids: list[str], body_of: list[int], job: str | None
+    ) -> list[tuple[int, str, str | None]]:
+        """Asks for requests, in order: for each its id, and the place of what it asks for in `bodies`. All of them,
+        or none: what is wrong is raised before the first is asked for, SpecError, and Refused for an id that stands
+        for something else. The same id with the same content is the same request.
+
+        Returns number, status, and the sentence of a rejection for each.
+        """
+        self._refuse_if_stopping()
+        batch = Batch(bodies, ids, body_of, job, self.broker.requests)
+        self._refuse_if_degraded()
+        now = self._now()
+        for event, told in batch.submissions():
+            self._decide(now, event, told)
+            self._owners.take_up(self.broker.requests[event.spec.id])
+        self._set_timer()
+        rows = [self._submission_row(self.broker.requests[id]) for id in ids]
+        await self._durable()
+        return rows
+
+    def _submission_row(self, request: Request) -> tuple[int, str, str | None]:
+        status, reason = request.status, request.reason
+        assert status is not None
+        return request.number, status.value, reason.sentence if reason and status is Status.REJECTED else None
 
     async def dry_run(self, spec: dict[str, Any], job: str | None) -> dict[str, Any]:
         """What `submit` would come to now, or what it would raise. Changes nothing, and is not in the journal."""
@@ -572,11 +605,15 @@ class PoolBroker:
             self._degrade(f"{error}; the cluster reported it, so it cannot be left out")
 
     def _handle(self, event: ev.Event) -> None:
-        """Has it handled and written down. An event that the core stumbles over leaves no trace: what it has
-        spoilt is made again from the journal. Raises Refused, BrokerFault."""
-        now = self._now()
+        """Has it handled and written down. Raises Refused, BrokerFault."""
+        self._decide(self._now(), event)
+        self._set_timer()
+
+    def _decide(self, now: float, event: ev.Event, told: str | None = None) -> None:
+        """The same but for the timer. An event that the core stumbles over leaves no trace: what it has spoilt is
+        made again from the journal. told: the event's own text, where it is there already."""
         try:
-            self._journal.add(now, event, self.broker.handle(event, now))
+            self._journal.add(now, event, self.broker.handle(event, now), told)
         except Refused:
             raise
         except Exception as error:
@@ -589,7 +626,6 @@ class PoolBroker:
             ) from error
         if isinstance(event, ev.PlacementReady):
             self._groups[event.group_id] = event.request
-        self._set_timer()
 
     def _degrade(self, why: str) -> None:
         """From now on questions are answered, and nothing is changed any more."""

@@ -20,7 +20,7 @@ from pydantic import AfterValidator, Field, create_model
 
 from raypool.core.status import Status
 from raypool.errors import BrokerFault, RaypoolError, SpecError
-from raypool.spec import ComponentType, Seconds, Spec, shorten
+from raypool.spec import ComponentType, Name, Seconds, Spec, shorten
 
 logger = logging.getLogger("raypool")
 
@@ -30,6 +30,9 @@ one request at most, so this bounds the lines, too."""
 
 CONFIG_CHARACTERS = 4_000_000
 """So much JSON one change of pools and policies may be: 20,000 policies."""
+
+MANY = 10_000
+"""So many requests one call may submit. The client sends fewer: nobody else is answered meanwhile."""
 
 REASON_CHARACTERS = NOTE_CHARACTERS = 1_000
 
@@ -70,6 +73,11 @@ WORDS: Mapping[str, Any] = {
     "note": Annotated[str, Field(max_length=NOTE_CHARACTERS)],
     "version": Annotated[int, Field(ge=0, le=2**53)],
     "spec": Annotated[dict[str, Any], _json_of_at_most(SPEC_CHARACTERS)],
+    "bodies": Annotated[
+        list[Annotated[dict[str, Any], _json_of_at_most(SPEC_CHARACTERS)]], Field(min_length=1, max_length=MANY)
+    ],
+    "ids": Annotated[list[Name], Field(min_length=1, max_length=MANY)],
+    "body_of": Annotated[list[int], Field(max_length=MANY)],
     "request_id": Word,
     "group_id": Word,
     "actor_id": Annotated[str, Field(max_length=128), AfterValidator(_id_of_ray)],

@@ -29,10 +29,12 @@ from raypool.server.stores import Saved, Store, StoreTaken
 logger = logging.getLogger("raypool")
 
 SNAPSHOT_EVENTS = 1_000
-"""After so many events a generation ends with a snapshot."""
+"""After so many events a generation ends with a snapshot; after more of them, if the last snapshot had more requests
+that were not over. Each of them is written out anew every time: so that costs each event about one, however many
+there are."""
 
 SNAPSHOT_BYTES = 8_000_000
-"""Or after so much text."""
+"""Or after so much text; after more of it, if the last snapshot was larger."""
 
 RETRY_SECONDS = 0.5
 """How soon a write that failed is tried again: the GCS may be away."""
@@ -52,7 +54,8 @@ class Journal:
     `cluster` tells the cluster that the journal which was taken up speaks of; `trouble` says why the store
     cannot be written just now.
 
-    carry_out: does what was decided. snapshot: the broker as lines, up to `number`.
+    carry_out: does what was decided. snapshot: the broker as lines, up to `number`. living: how many of its requests
+    are not over.
     lost: is told, once, why nothing can be written any more.
     """
 
@@ -61,6 +64,7 @@ class Journal:
         store: Store,
         carry_out: Callable[[int, list[Instruction]], None],
         snapshot: Callable[[int], Iterator[str]],
+        living: Callable[[], int],
         lost: Callable[[str], None],
     ) -> None:
         self.store = store
@@ -71,8 +75,11 @@ class Journal:
         self.trouble = ""
         self._carry_out = carry_out
         self._snapshot = snapshot
+        self._living = living
         self._lost = lost
         self._base = b""
+        self._most_events = SNAPSHOT_EVENTS
+        self._most_bytes = SNAPSHOT_BYTES
         self._unread: Saved | None = None  # what was saved, until all of it is read
         self._lines: list[str] = []  # of this generation, also those that are not written yet
         self._text_size = 0
@@ -87,9 +94,11 @@ class Journal:
         """Reads what was saved; yields the broker after each event, so that what could be read is there
         when the rest raises Unreadable."""
         self._base, self.generation, self._unread = saved.snapshot, saved.generation, saved
-        broker, self.number, head = opened(unpacked(saved.snapshot))
+        lines = unpacked(saved.snapshot)
+        broker, self.number, head = opened(lines)
         self.cluster = str(head.get("cluster", ""))
         yield broker
+        self._bound_generation(lines)
         for batch in saved.batches:
             for line in batch.decode(errors="replace").splitlines():
                 for step in replay(broker, self.number, [line]):
@@ -118,9 +127,10 @@ class Journal:
 
     # --- writing ------------------------------------------------------------------------------
 
-    def add(self, at: float, event: ev.Event, instructions: list[Instruction]) -> None:
-        """The event was handled. What was decided is done once it is durable."""
-        line = line_of(self.number + 1, at, event, instructions)
+    def add(self, at: float, event: ev.Event, instructions: list[Instruction], told: str | None = None) -> None:
+        """The event was handled. What was decided is done once it is durable. told: the event's own text, where it
+        is there already."""
+        line = line_of(self.number + 1, at, event, instructions, told)
         self.number += 1
         self._keep(line)
         self._turns.append(Turn(self.number, line, instructions))
@@ -163,7 +173,11 @@ class Journal:
         self._wake()
 
     def _is_long(self) -> bool:
-        return len(self._lines) >= SNAPSHOT_EVENTS or self._text_size > SNAPSHOT_BYTES
+        return len(self._lines) >= self._most_events or self._text_size > self._most_bytes
+
+    def _bound_generation(self, snapshot: list[str]) -> None:
+        self._most_events = max(SNAPSHOT_EVENTS, self._living())
+        self._most_bytes = max(SNAPSHOT_BYTES, sum(map(len, snapshot)))
 
     async def _append(self, turns: list[Turn]) -> None:
         batch = "\n".join(turn.line for turn in turns).encode()
@@ -173,7 +187,9 @@ class Journal:
         """A snapshot of all that was handled. Events that come while it is written belong to the next
         generation."""
         self.generation, self._lines, self._text_size = self.number, [], 0
-        self._base = packed(self._snapshot(self.number))
+        snapshot = list(self._snapshot(self.number))
+        self._base = packed(snapshot)
+        self._bound_generation(snapshot)
         await self._written(lambda: self.store.begin(self.generation, self._base))
 
     async def begin(self) -> None:
