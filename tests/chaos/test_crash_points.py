@@ -54,6 +54,7 @@ def test_nothing_is_lost_or_doubled_when_it_dies_again_and_again(seed: int) -> N
         assert asked <= set(crashed.actor.broker.requests)
 
 
+@pytest.mark.timeout(600)
 def test_a_process_can_die_at_every_kind_of_point() -> None:
     wanted = {
         "before save", "after save", "before create_group", "after create_group", "after created",

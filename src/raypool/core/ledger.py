@@ -82,10 +82,11 @@ class Account(Standing):
     """A policy in its pool: its figures, and its charged allocations in order of grant.
 
     firm_grants, loose_grants, leavers: non-preemptible, preemptible and leaving allocations, each
-    keyed by serial. Lined up in this order, what lies above `reserved` is borrowed.
+    keyed by serial. Lined up in this order, what lies above `reserved` is borrowed. largest: what a single
+    grant has ever had, by key.
     """
 
-    __slots__ = ("firm_grants", "leavers", "loose_grants", "opportunists", "owner", "policy", "priority")
+    __slots__ = ("firm_grants", "largest", "leavers", "loose_grants", "opportunists", "owner", "policy", "priority")
 
     def __init__(self, policy: PolicySpec, ledger: Ledger) -> None:
         size = len(ledger.keys)
@@ -103,6 +104,7 @@ class Account(Standing):
         self.loose_grants: OrderedDict[int, Allocation] = OrderedDict()
         self.leavers: dict[int, Allocation] = {}
         self.opportunists = 0
+        self.largest = [0] * size
 
     def line(self) -> Iterator[tuple[Allocation, Need]]:
         """Each charged allocation with what of it is borrowed, in the order of the line (semantics 3)."""
@@ -163,12 +165,15 @@ class Ledger:
         else:
             account.firm_grants[allocation.serial] = allocation
             kind = account.firm
+        largest = account.largest
         free, used, staying = self.free, account.used, account.staying
         for key, amount in allocation.need:
             free[key] -= amount
             used[key] += amount
             staying[key] += amount
             kind[key] += amount
+            if amount > largest[key]:
+                largest[key] = amount
 
     def mark_leaving(self, allocation: Allocation) -> None:
         """It stays charged, but will go: it no longer counts as staying."""

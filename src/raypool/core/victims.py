@@ -145,7 +145,7 @@ def enough(pool: Pool, outcome: Outcome) -> list[Victim]:
     assert request is not None and group is not None
     shortage = Shortage.of(group.need, group, figures)
     inside = figures.standing(group.account).inside_reserve(group.need, group.preemptible)
-    if not _may_be_enough(pool.ledger, group, shortage, inside):
+    if not _may_be_enough(pool.ledger, group, figures, shortage, inside):
         return []
     chosen: list[Victim] = []
     for victim in _candidates(pool, request, group, figures, inside):
@@ -158,18 +158,37 @@ def enough(pool: Pool, outcome: Outcome) -> list[Victim]:
     return []
 
 
-def _may_be_enough(ledger: Ledger, group: Group, shortage: Shortage, inside: bool) -> bool:
-    """False if it is plain that no set of victims is: all preemptible work that could be taken, even that inside
-    its reserve, is less than what is missing. Costs by priorities, not by who runs."""
+def _may_be_enough(ledger: Ledger, group: Group, figures: Figures, shortage: Shortage, inside: bool) -> bool:
+    """False if it is plain that no set of victims is. It costs by policies and not by who runs: what a policy could
+    give of a key is no more than its preemptible work, and nothing if it borrows nothing of what is missing. Where
+    only one key is, whoever is taken last lies above the reserve in part."""
     own = group.account
     if any(own.staying[key] - own.firm[key] < missing for key, missing in shortage.under_limit.items()):
         return False
-    possible = [
-        ledger.loose[priority]
-        for priority, accounts in ledger.by_priority
-        if inside or priority < own.priority or (priority == own.priority and any(a.opportunists for a in accounts))
-    ]
-    return all(sum(loose[key] for loose in possible) >= missing for key, missing in shortage.in_pool.items())
+    in_pool = shortage.in_pool
+    if not in_pool:
+        return True
+    could = dict.fromkeys(in_pool, 0)
+    for priority, accounts in ledger.by_priority:
+        if not inside and priority > own.priority:
+            break
+        if all(not ledger.loose[priority][key] for key in in_pool):
+            continue
+        for account in accounts:
+            if not inside and priority == own.priority and not account.opportunists:
+                continue
+            level, staying, firm = _level(account, group, figures), account.staying, account.firm
+            above = max(level[key] - account.reserved[key] for key in (*in_pool, *shortage.under_limit))
+            if above <= 0:
+                continue
+            for key in in_pool:
+                loose = staying[key] - firm[key]
+                if len(in_pool) == 1 and not shortage.under_limit:
+                    loose = min(loose, above + account.largest[key] - 1)
+                could[key] += loose
+        if all(could[key] >= missing for key, missing in in_pool.items()):
+            return True
+    return False
 
 
 def _spare(chosen: list[Victim], shortage: Shortage, account: Account) -> list[Victim]:
@@ -212,17 +231,8 @@ def _newest_first(victim: Victim) -> int:
 
 
 def _borrowers(account: Account, request: Request, group: Group, figures: Figures, inside: bool) -> Iterator[Victim]:
-    """One policy's borrowers, newest first, read off the far end of its line.
-
-    The line is taken with the request and every set-aside one in its own team's place: those that
-    are not preemptible stand before the preemptible and push them up; those that are stand behind.
-    """
-    level = account.staying[:]
-    for key, firm in enumerate(figures.standing(account).firm):
-        level[key] += firm - account.firm[key]
-    if account is group.account and not group.preemptible:
-        for key, amount in group.need:
-            level[key] += amount
+    """One policy's borrowers, newest first, read off the far end of its line."""
+    level = _level(account, group, figures)
     reserved = account.reserved
     for allocation in reversed(account.loose_grants.values()):
         borrowed = []
@@ -237,3 +247,19 @@ def _borrowers(account: Account, request: Request, group: Group, figures: Figure
                 yield Victim(allocation, why, tuple(borrowed))
         elif all(here <= below for here, below in zip(level, reserved, strict=True)):
             return  # the rest of the line lies inside the reserve
+
+
+def _level(account: Account, group: Group, figures: Figures) -> list[int]:
+    """How far a policy's line reaches, leavers left out. It is taken with the request and every set-aside one in
+    its own team's place: those that are not preemptible stand before the preemptible and push them up; those that
+    are stand behind."""
+    standing, own = figures.standing(account), account is group.account and not group.preemptible
+    if standing is account and not own:
+        return account.staying[:]
+    level = [
+        staying + firm - was for staying, firm, was in zip(account.staying, standing.firm, account.firm, strict=True)
+    ]
+    if own:
+        for key, amount in group.need:
+            level[key] += amount
+    return level
