@@ -55,7 +55,8 @@ class RequestView(View):
     borrowed: what of it lies above its policy's reserve and may be taken back.
     deadline: while preempting: when its placement group will be removed.
     bundles: what its placement group holds, in Ray's names, once it was granted.
-    group_id, nodes: its placement group, and the node id of each bundle.
+    group_id, group_name, nodes: its placement group, what Ray calls it, and the node id of each bundle. A group that
+    was handed over is named after the request that it was made for.
     job, holder, actor: with whose end it ends, unless it is detached: its Ray job, the process that asked,
     and the actor it belongs to, which then stands for that process.
     max_duration_seconds: how long it may run. runs_until: when that is over, while it is allocated.
@@ -90,6 +91,7 @@ class RequestView(View):
     opportunistic: bool = False
     attempt: int = 0
     group_id: str | None = None
+    group_name: str | None = None
     nodes: list[str] = field(default_factory=list)
     bundles: list[dict[str, float]] = field(default_factory=list)
     job: str | None = None

@@ -8,6 +8,7 @@ another begins on the same cluster and journal, and whoever was not answered ask
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Collection
 from typing import Any
@@ -139,7 +140,7 @@ def play(story: list[Step], deaths: Collection[int] = (), settle: float = 1.5) -
                 cluster.jobs_dead.add(rest[0])
             else:
                 try:
-                    await world.call(kind, *rest, *([jobs[rest[0]]] if kind == "release" else []))
+                    await world.call(kind, *(rest if kind != "release" else (rest[0], jobs[rest[0]], *rest[1:])))
                 except Refused as refusal:
                     assert kind == "forget" or "there is no request" in str(refusal), refusal
             await world.pass_time(settle)
@@ -156,7 +157,7 @@ def _whole(world: CrashingWorld) -> None:
     broker, cluster = world.actor.broker, world.cluster
     broker.check()
     held = {
-        request.allocation.group_id: request.id
+        request.allocation.group_id: request.allocation.made_for or request.id
         for request in broker.requests.values()
         if request.allocation is not None and not request.allocation.gone
     }
@@ -165,6 +166,12 @@ def _whole(world: CrashingWorld) -> None:
     journal = world.actor._journal
     number = journal.number
     assert list(Snapshots().lines_of(journal.again(), number)) == list(Snapshots().lines_of(broker, number))
+
+
+def handed_over(world: CrashingWorld) -> list[tuple[str, str]]:
+    """The groups that went from one request to another, as the journal has it."""
+    rows = [json.loads(line) for line in world.actor._journal.text().splitlines()]
+    return [(one[1], one[3]) for row in rows for one in row.get("decided", ()) if one[0] == "hand-over"]
 
 
 def ending(world: CrashingWorld) -> dict[str, Any]:
@@ -188,6 +195,50 @@ def ending(world: CrashingWorld) -> dict[str, Any]:
         "config": broker.config.dump(),
         "history": [(version.number, version.what) for version in broker.history.versions],
     }
+
+
+def story_of_hand_overs() -> list[Step]:
+    """Groups that go from hand to hand, and some that do not: another shape is next, somebody is evicted, a node is
+    lost, nobody waits."""
+    pools = [
+        {"name": "p", "capacity": {"gpu": 8}, "grace_seconds": 5.0},
+        {"name": "q", "capacity": {"gpu": 4}, "queueing": "backfill"},
+    ]
+    policies = [
+        {"pool": "p", "component": "red", "priority": 1},
+        {"pool": "p", "component": "blue", "priority": 5, "reserved": {"gpu": 4}},
+        {"pool": "q", "component": "red", "priority": 3},
+    ]
+
+    def ask(id: str, gpu: int = 4, component: str = "red", **more: Any) -> Step:
+        return "submit", {"id": id, "component": component, "resources": {"gpu_count": gpu}, **more}, None
+
+    def clean(*ids: str) -> list[Step]:
+        return [("release", id, True) for id in ids]
+
+    return [
+        ("apply", {"pools": pools, "policies": policies}),
+        *(ask(f"a{index}") for index in range(8)),  # two in p, one in q, five wait
+        *clean("a0", "a1", "a2"),
+        ask("b0", 4, "blue"),  # takes back what it has reserved, after a grace
+        *clean("a3"),
+        ("pass", 7.0),
+        ask("wide", 2, workers=2),
+        *clean("a4", "a5", "a6"),
+        ("forget", "a0"),
+        ("forget", "a4"),
+        ("cancel", "a7", "enough"),
+        *clean("b0", "wide"),
+        ask("c0", on_node_loss="fail"),
+        ask("c1"),
+        ask("c2"),
+        ask("c3"),
+        *clean("c0"),
+        ("nodes", 1, 3),
+        *clean("c1", "c2"),
+        ("nodes", 1, 2, 3),
+        *clean("c3"),
+    ]
 
 
 KINDS = {"submit": 50, "release": 35, "cancel": 6, "pass": 5, "forget": 4, "apply": 3, "nodes": 2, "job ends": 2}
@@ -224,7 +275,7 @@ def random_story(seed: int, steps: int = 80) -> list[Step]:
             }
             story.append(("submit", spec, chance.choice(("01", "02", None, None, None))))
         elif kind == "release":
-            story.append(("release", chance.choice(asked[-8:])))
+            story.append(("release", chance.choice(asked[-8:]), index % 2 == 0))
         elif kind == "cancel":
             story.append(("cancel", chance.choice(asked[-8:]), "enough"))
         elif kind == "forget":

@@ -11,9 +11,9 @@ import random
 
 import pytest
 
-from .crash_points import ending, play, random_story
+from .crash_points import Step, ending, handed_over, play, random_story, story_of_hand_overs
 
-STORIES = range(8)
+STORIES = {str(seed): random_story(seed) for seed in range(8)} | {"hand-overs": story_of_hand_overs()}
 CRASHES = os.environ.get("RAYPOOL_CRASHES", "3")
 
 
@@ -24,23 +24,27 @@ def points_of(count: int, seed: int) -> list[int]:
     return sorted(random.Random(seed).sample(every, int(CRASHES)))
 
 
-@pytest.mark.parametrize("seed", STORIES)
-def test_a_story_ends_the_same_wherever_the_process_dies(seed: int) -> None:
-    story = random_story(seed)
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+def test_a_story_ends_the_same_wherever_the_process_dies(story: list[Step]) -> None:
     undisturbed = play(story)
     assert undisturbed.points > 100
-    for point in points_of(undisturbed.points, seed):
+    for point in points_of(undisturbed.points, len(story)):
         crashed = play(story, {point})
         assert len(crashed.died_at) == 1
         assert ending(crashed) == ending(undisturbed), f"died at point {point}, {crashed.died_at[0]}"
 
 
-@pytest.mark.parametrize("seed", STORIES)
-def test_nothing_is_lost_or_doubled_when_it_dies_again_and_again(seed: int) -> None:
+def test_in_the_story_of_hand_overs_groups_are_handed_over() -> None:
+    world = play(story_of_hand_overs())
+    pairs = [("a0", "a3"), ("a1", "a4"), ("a2", "a5"), ("a3", "a6"), ("a4", "a7"), ("c0", "c3")]
+    assert handed_over(world) == pairs
+
+
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+def test_nothing_is_lost_or_doubled_when_it_dies_again_and_again(story: list[Step]) -> None:
     """Also while it comes back, and without a rest between the steps: then who is first may differ, and
     what must hold at the end is looked at by `play`."""
-    story = random_story(seed)
-    chance = random.Random(seed)
+    chance = random.Random(len(story))
     asked = {step[1]["id"] for step in story if step[0] == "submit"} - {
         step[1] for step in story if step[0] == "forget"
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -92,21 +93,49 @@ class RepairedLease:
         return self.asked == 2
 
 
+class Ended(RepairedLease):
+    """Remembers whether it was told that nothing is left."""
+
+    clean = False
+
+    def left_nothing(self) -> None:
+        self.clean = True
+
+
+@pytest.mark.parametrize("left_nothing", [True, False])
+def test_a_lease_is_told_when_the_function_left_nothing(left_nothing: bool) -> None:
+    lease = Ended()
+    assert result(a_watched_run(), lease, Function(0, ("done", left_nothing))) == "done"
+    assert lease.clean is left_nothing
+
+
+def test_a_lease_that_was_repaired_is_not_told_that_nothing_is_left() -> None:
+    lease = Ended()
+    assert result(a_watched_run(), lease, Function(1, ("done", True))) == "done"
+    assert not lease.clean
+
+
+def a_watched_run() -> _Run:
+    run = a_run()
+    return _Run(replace(run.call, watched=True))
+
+
 class Function:
     """Dies the first `deaths` times."""
 
-    def __init__(self, deaths: int) -> None:
+    def __init__(self, deaths: int, returns: Any = "done") -> None:
         self.deaths = deaths
+        self.returns = returns
         self.calls = 0
 
     def options(self, **options: Any) -> Function:
         return self
 
-    async def remote(self) -> str:
+    async def remote(self) -> Any:
         self.calls += 1
         if self.calls <= self.deaths:
             raise ray.exceptions.WorkerCrashedError
-        return "done"
+        return self.returns
 
 
 def result(run: _Run, lease: RepairedLease, function: Function) -> Any:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import pickle
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -49,7 +51,7 @@ def test_who_asks_and_who_gives_back_says_of_which_job_and_process_he_is(line: F
     submit, release = [call for call in line.calls if call[0] in ("submit", "release")]
     assert submit[2:] == ("01", here) and name == (here,)
     assert token == [hold]
-    assert release == ("release", "r1", "01")
+    assert release == ("release", "r1", "01", True)
 
 
 def test_a_detached_lease_has_no_owner(line: FakeLine) -> None:
@@ -57,7 +59,52 @@ def test_a_detached_lease_has_no_owner(line: FakeLine) -> None:
     lease.release()
     assert line.sent == {}
     submit, release = [call for call in line.calls if call[0] in ("submit", "release")]
-    assert (submit[2:], release[2:]) == ((None, None), (None,))
+    assert (submit[2:], release[2:]) == ((None, None), (None, True))
+
+
+USES = {
+    "options of tasks": lambda lease: lease.task_options(0),
+    "options of actors": lambda lease: lease.actor_options(0),
+    "the placement group": lambda lease: lease.placement_group,
+    "its view, which names the group": lambda lease: lease.view,
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_a_lease_that_gave_something_to_put_work_into_it_with_is_not_given_back_as_clean(
+    line: FakeLine, use: Callable[[Lease], Any]
+) -> None:
+    lease = a_lease().acquire()
+    assert (lease.pool, lease.nodes, lease.request_id, lease.ended) == ("gpus", ("n1",), "r1", False)
+    use(lease)
+    lease.release()
+    assert line.calls[-1] == ("release", "r1", "01")
+
+
+def test_one_whose_user_saw_that_nothing_is_left_is_given_back_as_clean(line: FakeLine) -> None:
+    lease = a_lease().acquire()
+    lease.task_options(0)
+    lease.left_nothing()
+    lease.release()
+    assert line.calls[-1] == ("release", "r1", "01", True)
+
+
+def test_once_it_is_given_back_as_clean_nobody_gets_anything_to_put_work_into_it_with(line: FakeLine) -> None:
+    """Also while the call is under way, and when its answer was lost: the group may be another's by then."""
+    line.trouble["release"] = [AWAY]
+    lease = a_lease().acquire()
+    with pytest.raises(BrokerUnavailable):
+        lease.release()
+    for use in (lease.require, lambda: lease.task_options(0), lambda: lease.placement_group):
+        with pytest.raises(LeaseEnded):
+            use()
+    lease.release()
+    assert line.calls[-1] == ("release", "r1", "01", True), "as before: what was asked is asked again"
+
+
+def test_a_lease_that_is_not_asked_for_yet_may_be_sent_elsewhere(line: FakeLine) -> None:
+    sent = pickle.loads(pickle.dumps(a_lease()))
+    assert sent.acquire().request_id == "r1"
 
 
 def releases(line: FakeLine) -> int:

@@ -255,6 +255,21 @@ def test_every_end_of_a_lease_counts(fake_ray: FakeRay, later: Later, end: Calla
     assert fake_ray.cancelled == [stuck.binary()]
 
 
+def test_a_group_that_was_handed_over_has_submissions_of_its_own(fake_ray: FakeRay, later: Later) -> None:
+    """What the next holder, in the same process, puts into it does not end with the one before."""
+    first = Watch(FakeLine(), view("r1", group_id=GROUP), 0)  # type: ignore[arg-type]
+    second = Watch(FakeLine(), view("r2", group_id=GROUP), 0)  # type: ignore[arg-type]
+    running = ObjectRef.from_random()
+    submissions._of_group[GROUP].add(running, {})
+    fake_ray.unfinished = {running.binary()}
+    first.close()
+    later.passes()
+    assert fake_ray.cancelled == []
+    second.close()
+    later.passes()
+    assert fake_ray.cancelled == [running.binary()]
+
+
 # --- where Ray submits --------------------------------------------------------------------------
 
 

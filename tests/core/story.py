@@ -5,7 +5,13 @@ Checks the laws after every event. Time is `story.now` and moves only by `story.
 
 from raypool.core import events as ev
 from raypool.core.broker import Broker, World
-from raypool.core.instructions import ChangeStatus, CreatePlacementGroup, RemovePlacementGroup, WarnHolder
+from raypool.core.instructions import (
+    ChangeStatus,
+    CreatePlacementGroup,
+    HandOverPlacementGroup,
+    RemovePlacementGroup,
+    WarnHolder,
+)
 from raypool.core.nodes import Node
 from raypool.server.views import view_request
 from raypool.spec import BrokerConfig, RequestSpec
@@ -68,8 +74,8 @@ class Story:
     def waits(self, id, why):
         return self.feed(ev.PlacementWaits(id, self._attempt(id, None), why))
 
-    def release(self, id):
-        return self.feed(ev.Released(id))
+    def release(self, id, clean=False):
+        return self.feed(ev.Released(id, clean=clean))
 
     def cancel(self, id, reason="cancelled by its owner"):
         return self.feed(ev.Cancelled(id, reason))
@@ -123,6 +129,10 @@ class Story:
     def taken_back(self):
         """The removals asked for in the last event: (request, attempt)."""
         return [(one.request, one.attempt) for one in self.done if isinstance(one, RemovePlacementGroup)]
+
+    def handed_over(self):
+        """The groups that changed hands in the last event: (request, its heir)."""
+        return [(one.request, one.to) for one in self.done if isinstance(one, HandOverPlacementGroup)]
 
     def warned(self):
         return [(one.request, one.deadline) for one in self.done if isinstance(one, WarnHolder)]

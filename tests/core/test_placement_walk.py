@@ -6,8 +6,15 @@ import random
 import pytest
 
 from raypool.core import events as ev
-from raypool.core.broker import Broker
-from raypool.core.instructions import ChangeStatus, CreatePlacementGroup, RemovePlacementGroup, WarnHolder
+from raypool.core.broker import Broker, World
+from raypool.core.copy import copy_of
+from raypool.core.instructions import (
+    ChangeStatus,
+    CreatePlacementGroup,
+    HandOverPlacementGroup,
+    RemovePlacementGroup,
+    WarnHolder,
+)
 from raypool.core.nodes import Node
 from raypool.core.status import Status
 from raypool.errors import Refused
@@ -35,6 +42,11 @@ class LateRay:
             elif isinstance(one, RemovePlacementGroup):
                 assert (one.request, one.attempt) not in self.doomed, f"{one} was asked for twice"
                 self.doomed[one.request, one.attempt] = None
+            elif isinstance(one, HandOverPlacementGroup):
+                assert (one.request, one.attempt) not in self.doomed
+                del self.there[one.request, one.attempt]
+                self.there[one.to, one.to_attempt] = None
+                self.past.append((one.request, one.attempt))
 
     def answer(self, draw):
         """One true event, or one that is late or repeated; None if there is nothing to say."""
@@ -84,6 +96,11 @@ class LateRay:
 
 
 class Walk:
+    GPUS = (1, 1, 2, 4, 6)
+    WORKERS = (1, 1, 2)
+    STRATEGIES = ("PACK", "STRICT_SPREAD")
+    ASKING = (*TEAMS, "stranger")
+
     def __init__(self, seed):
         self.draw = random.Random(seed)
         self.broker = Broker(ended_kept=20)
@@ -91,10 +108,14 @@ class Walk:
         self.now = 0.0
         self.count = 0
         self.ended = {}
+        self.handed_over = 0
 
     def feed(self, event):
+        heir = self.heir(event)
         try:
             done = self.broker.handle(event, self.now)
+            assert [one.to for one in done if isinstance(one, HandOverPlacementGroup)] == heir
+            self.handed_over += len(heir)
         except Refused:
             assert isinstance(
                 event, ev.ConfigApplied | ev.PolicyDetached | ev.PoolDeleted | ev.Forgotten | ev.Released
@@ -106,6 +127,24 @@ class Walk:
             self.look_at(one)
         assert self.charged() <= set(self.ray.creating) | set(self.ray.there) | set(self.ray.doomed)
         assert self.phantom() <= set(self.ray.doomed)
+
+    def heir(self, event):
+        """Who shall be given the group: who would be granted first if its room were free at once, and asks for the
+        same."""
+        former = self.broker.requests.get(event.request) if getattr(event, "clean", False) else None
+        if former is None or former.status is not Status.ALLOCATED or former.allocation.pool is None:
+            return []
+        allocation = former.allocation
+        live = None if self.broker.nodes is None else {node.id for node in self.broker.nodes}
+        if allocation.repair_until is not None or (live is not None and not live.issuperset(allocation.nodes)):
+            return []
+        twin = copy_of(self.broker, World(confirms_removal=False))
+        created = [one for one in twin.handle(ev.Released(former.id), self.now) if hasattr(one, "spec")]
+        if not created or twin.requests[created[0].spec.id].allocation.opportunistic:
+            return []
+        heir, pool = created[0].spec, created[0].pool
+        same = [(one.owner, one.strategy, one.workers, one.resources.gpu_count) for one in (heir, former.spec)]
+        return [heir.id] if same[0] == same[1] and pool == allocation.pool.name else []
 
     def look_at(self, instruction):
         if isinstance(instruction, ChangeStatus):
@@ -145,12 +184,12 @@ class Walk:
         spec = RequestSpec.load(
             {
                 "id": f"r{self.count}",
-                "component": self.draw.choice([*TEAMS, "stranger"]),
-                "resources": {"gpu_count": self.draw.choice([1, 1, 2, 4, 6]), "preemptible": preemptible},
-                "workers": self.draw.choice([1, 1, 2]),
+                "component": self.draw.choice(self.ASKING),
+                "resources": {"gpu_count": self.draw.choice(self.GPUS), "preemptible": preemptible},
+                "workers": self.draw.choice(self.WORKERS),
                 "pool": self.draw.choice([None, None, None, "p"]),
                 "grace_seconds": self.draw.choice([None, None, 0, 2]),
-                "strategy": self.draw.choice(["PACK", "STRICT_SPREAD"]),
+                "strategy": self.draw.choice(self.STRATEGIES),
                 "on_node_loss": self.draw.choice(["requeue", "fail", "wait"]),
                 "retry_of": self.draw.choice([None, *list(self.broker.requests)[-8:]]),
             }
@@ -161,7 +200,8 @@ class Walk:
         ids = [one.id for one in self.broker.requests.values()]
         if ids:
             kind = self.draw.choice([ev.Released, ev.Cancelled, ev.Forgotten])
-            self.feed(kind(self.draw.choice(ids)))
+            clean = {"clean": True} if kind is ev.Released and self.draw.random() < 0.7 else {}
+            self.feed(kind(self.draw.choice(ids), **clean))
 
     def answer(self):
         event = self.ray.answer(self.draw)
@@ -226,6 +266,7 @@ def test_whatever_ray_answers_the_laws_hold_and_in_the_end_all_is_free(seed):
                 assert (view.reason is None) == (view.status == "allocated"), view
     walk.let_everything_end()
     assert walk.count > 30
+    assert walk.broker.handed_over == {}
     assert {one.status for one in walk.broker.requests.values()} <= {one for one in Status if one.terminal}
     for pool in walk.broker.pools.values():
         assert pool.ledger.free == pool.ledger.capacity
@@ -237,3 +278,33 @@ def test_whatever_ray_answers_the_laws_hold_and_in_the_end_all_is_free(seed):
             assert account.opportunists == 0
     assert walk.broker.next_deadline is None
     assert walk.broker._unpooled == {}
+
+
+class AlikeWalk(Walk):
+    """Many ask for the same, and most are given back clean, so that groups are handed over."""
+
+    GPUS = (4,)
+    WORKERS = (1,)
+    STRATEGIES = ("PACK",)
+    ASKING = ("red", "red", "blue")
+
+    def end(self):
+        running = [one.id for one in self.broker.requests.values() if one.status is Status.ALLOCATED]
+        if not running or self.draw.random() < 0.2:
+            super().end()
+        else:
+            self.feed(ev.Released(self.draw.choice(running), clean=True))
+
+
+def test_a_group_goes_to_who_is_granted_next_and_to_nobody_else():
+    """Each hand-over, and each that does not come about, is held against `Walk.heir`."""
+    handed_over = 0
+    for seed in range(4):
+        walk = AlikeWalk(seed)
+        walk.feed(ev.ConfigApplied(walk.config()))
+        for _ in range(STEPS):
+            walk.step()
+        handed_over += walk.handed_over
+        walk.let_everything_end()
+        assert walk.broker.handed_over == {}
+    assert handed_over > 10

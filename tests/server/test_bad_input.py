@@ -163,6 +163,7 @@ RIGHT = {
     "timeout_seconds": st.sampled_from([0, 0.5, 2]),
     "ended": st.booleans(),
     "explain": st.booleans(),
+    "clean": st.booleans(),
     "discard_journal": st.booleans(),
 }
 NEARLY = {
@@ -270,7 +271,8 @@ USUAL = {
     "request_id": "a", "group_id": "0001", "actor_id": actor_id("a"),
     "job": None, "holder": "h1", "token": [], "name": "p", "pool": "p", "component": "red",
     "component_type": "team", "status": None, "reason": "because", "seen": 2**40,
-    "timeout_seconds": 0, "explain": True, "ended": True, "discard_journal": False,
+    "timeout_seconds": 0, "explain": True, "ended": True, "clean": True,
+    "discard_journal": False,
 }  # fmt: skip
 
 
@@ -355,7 +357,7 @@ def test_a_change_of_pools_is_bounded():
         ("watch", ("a", 0, 10**10), "watch: timeout_seconds: must be <= 1000000000, got 10000000000"),
         ("watch", ("a", 0, -1), "watch: timeout_seconds: must be >= 0, got -1"),
         ("watch", ("a", 0, "1"), "watch: timeout_seconds: must be a number, got '1'"),
-        ("describe", ("a" * 10_000_000,), "describe: request_id: must have at most 128 characters, got 'aaaa"),
+        ("describe", ("a" * 10_000_000,), "describe: request_id: must have at most 512 characters, got 'aaaa"),
         ("describe", ("a\nb",), r"describe: request_id: must be printable, got 'a\\nb'"),
         ("describe", (), "describe: request_id: is required"),
         ("describe", ("a", "b"), "describe: takes request_id, got 2 arguments"),

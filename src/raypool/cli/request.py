@@ -20,7 +20,7 @@ STATUSES = ("pending", "allocated", "preempting", "released", "preempted", "canc
 def request() -> None:
     """Requests: list, describe, why, cancel, delete.
 
-    An ID may be shortened to a beginning that no other id shares.
+    An ID may be shortened to a beginning that no other id shares, or be that of a placement group, or its name.
     """
 
 
@@ -157,6 +157,7 @@ def _facts(view: RequestView) -> dict[str, object]:
         "being repaired until": _moment(view.repair_until),
         "grants so far": view.attempt or None,
         "placement group": view.group_id,
+        "named": view.group_name,
         "nodes": ", ".join(dict.fromkeys(view.nodes)),
         "job": view.job,
         "actor": view.actor,

@@ -74,6 +74,11 @@ class CurrentLease(BundleOptions):
         """Raises Preempted, RequestCancelled or LeaseEnded if no work can be started in it any more."""
         self._watch.require()
 
+    @property
+    def ended(self) -> bool:
+        """Whether the broker said that it has ended."""
+        return self._watch.over
+
     def __repr__(self) -> str:
         return f"<inside raypool lease {self.request_id} of '{self.component}'>"
 
@@ -93,7 +98,7 @@ def current_lease() -> CurrentLease | None:
         return None
     with _finding:
         found = _known.get(group_id)
-        if found is None:
+        if found is None or found.ended:  # its group may be another's now
             line = find_broker()
             answer = line.call("request_of_group", group_id)
             if answer is None:

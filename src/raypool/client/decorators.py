@@ -24,6 +24,7 @@ from ray.remote_function import RemoteFunction
 from raypool.client.client import request_spec
 from raypool.client.dispatcher import Call, dispatcher_of_this_process
 from raypool.client.lease import Lease, resource_settings
+from raypool.client.leftovers import watched
 from raypool.errors import SpecError
 from raypool.spec import RequestSpec, ResourceSettings
 
@@ -201,9 +202,10 @@ class PooledFunction:
             max_preemptions=options.max_preemptions,
             capture_child_tasks=options.capture_child_tasks,
             ray_options=self._when_called,
+            watched=self._watched,
         )
         dispatcher = dispatcher_of_this_process()
-        arguments = ([self._sent.reference(dispatcher, self._when_made)], call, (args, kwargs))
+        arguments = ([self._sent.reference(dispatcher, self._when_made, self._watched)], call, (args, kwargs))
         if self._streams:
             return dispatcher.stream.options(num_returns="streaming").remote(*arguments)
         returns = self._ray_options.get("num_returns")
@@ -216,8 +218,17 @@ class PooledFunction:
     @property
     def _streams(self) -> bool:
         returns = self._ray_options.get("num_returns")
-        generates = inspect.isgeneratorfunction(self._function) or inspect.isasyncgenfunction(self._function)
-        return returns == "streaming" or (returns is None and generates)
+        return returns == "streaming" or (returns is None and self._generates)
+
+    @property
+    def _generates(self) -> bool:
+        return inspect.isgeneratorfunction(self._function) or inspect.isasyncgenfunction(self._function)
+
+    @property
+    def _watched(self) -> bool:
+        """Whether it is looked whether it leaves nothing behind. Its children may be there longer than it."""
+        one_result = not self._generates and self._when_made.get("num_returns") in (None, 1)
+        return one_result and not self._pool_options.capture_child_tasks
 
     def _checked_by_ray(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Ray's options, checked by Ray now, where they were written: those of the function that is sent,
@@ -255,13 +266,14 @@ class SentFunction:
         self._references: dict[frozenset[tuple[str, Any]], Any] = {}
         self._lock = threading.Lock()
 
-    def reference(self, dispatcher: Any, options: Mapping[str, Any]) -> Any:
-        key = frozenset(options.items())
+    def reference(self, dispatcher: Any, options: Mapping[str, Any], is_watched: bool) -> Any:
+        key = frozenset({**options, "watched": is_watched}.items())
         with self._lock:
             if self._dispatcher is not dispatcher:
                 self._dispatcher, self._references = dispatcher, {}
             if key not in self._references:
-                self._references[key] = ray.put(ray.remote(**options, max_retries=0)(self._function))
+                function = watched(self._function) if is_watched else self._function
+                self._references[key] = ray.put(ray.remote(**options, max_retries=0)(function))
             return self._references[key]
 
 

@@ -38,13 +38,15 @@ FUNCTIONS_KEPT = 100
 
 @dataclass(frozen=True)
 class Call:
-    """How a decorated function is to be run. `ray_options` are those that Ray takes with each call."""
+    """How a decorated function is to be run. `ray_options` are those that Ray takes with each call. watched: it
+    returns (its result, whether it left nothing behind): see leftovers.py."""
 
     spec: dict[str, Any]
     wait_timeout_seconds: float | None
     max_preemptions: int
     capture_child_tasks: bool
     ray_options: dict[str, Any]
+    watched: bool = False
 
 
 class Dispatcher:
@@ -143,6 +145,9 @@ class _Run:
             raise ours from error
 
     async def result(self, lease: Lease, function: Any, args: Any, kwargs: Any) -> Any:
+        """What the function returns. If it left nothing behind, the lease is told so: what it ran was all there
+        was (what an earlier run left on another node of a group that was repaired, nobody has seen)."""
+        repaired_once = False
         while True:
             refs = self._start(lease, function, args, kwargs)
             several = isinstance(refs, list)
@@ -150,8 +155,13 @@ class _Run:
             try:
                 value = await self._guard(lease, refs if several else [refs], work)
             except _Repaired as repaired:
+                repaired_once = True
                 self._in_the_repaired(lease, repaired)
             else:
+                if self.call.watched:
+                    value, left_nothing = value
+                    if left_nothing and not repaired_once:
+                        lease.left_nothing()
                 return tuple(value) if several else value
 
     async def items(self, lease: Lease, function: Any, args: Any, kwargs: Any) -> AsyncIterator[Any]:

@@ -184,6 +184,8 @@ class Lease(BundleOptions):
         self._stay: Stay | None = None
         self._released = False
         self._told_last: RequestView | None = None
+        self._handed_out = False  # somebody may have put work into its group
+        self._sealed = False  # and nobody will any more
 
     # --- getting and giving back --------------------------------------------------------------
 
@@ -233,7 +235,7 @@ class Lease(BundleOptions):
             return
         try:
             with contextlib.suppress(Refused):  # a broker that does not know it has nothing to take back
-                self._held_watch().line.call("release", self.request_id, self._job())
+                self._held_watch().line.call("release", *self._given_back_as())
             self._given_back()
         finally:
             self._held_watch().leaving = False
@@ -244,7 +246,7 @@ class Lease(BundleOptions):
             return
         try:
             with contextlib.suppress(Refused):
-                await self._held_watch().line.acall("release", self.request_id, self._job())
+                await self._held_watch().line.acall("release", *self._given_back_as())
             self._given_back()
         finally:
             self._held_watch().leaving = False
@@ -257,6 +259,19 @@ class Lease(BundleOptions):
             return False
         self._watch.leaving = True
         return True
+
+    def _given_back_as(self) -> tuple[Any, ...]:
+        """What `release` is called with: that it is clean, if nobody got anything to put work into its group with.
+        From then on nobody gets it, also if the answer is lost."""
+        if not self._sealed:
+            self._sealed = True  # at first, so that who asks for something meanwhile is refused, or seen here
+            self._sealed = not self._handed_out
+        return (self.request_id, self._job(), *([True] if self._sealed else []))
+
+    def left_nothing(self) -> None:
+        """For who alone had its options, and saw all that he had started end without leaving anything: its group
+        may be handed over. Call it before the lease is given back."""
+        self._handed_out = False
 
     def _given_back(self) -> None:
         self._released = True
@@ -386,6 +401,7 @@ class Lease(BundleOptions):
     @property
     def view(self) -> RequestView:
         """The latest that the broker told of it. Raises LeaseEnded before it is held."""
+        self._handed_out = True  # it names the placement group
         return self._held_watch().view
 
     def _held_watch(self) -> Watch:
@@ -395,16 +411,17 @@ class Lease(BundleOptions):
 
     @property
     def pool(self) -> str | None:
-        return self.view.pool
+        return self._held_watch().view.pool
 
     @property
     def nodes(self) -> tuple[str, ...]:
         """The id of the node of each bundle, in bundle order."""
-        return tuple(self.view.nodes)
+        return tuple(self._held_watch().view.nodes)
 
     @property
     def placement_group(self) -> PlacementGroup:
         """Ray's own handle of the group. Raises LeaseEnded or Preempted once the lease has ended."""
+        self._handed_out = True  # before it is asked whether it may be: see `_given_back_as`
         self.require()
         group_id = self.view.group_id
         assert group_id is not None
@@ -429,6 +446,10 @@ class Lease(BundleOptions):
     def require(self) -> None:
         """Raises Preempted, RequestCancelled or LeaseEnded if no work can be started in it any more: it has
         ended, or the notice's deadline has come."""
+        if self._sealed:
+            raise LeaseEnded(
+                f"lease '{self.request_id}' was given back; work cannot be started in it", self.request_id
+            )
         self._held_watch().require()
 
     def describe(self) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Submissions:
     they are at most twice as many as are not finished."""
 
     def __init__(self, request_id: str) -> None:
-        self._request_id = request_id
+        self.request_id = request_id
         self._results: set[bytes] = set()
         self._actors: dict[bytes, bool] = {}  # and whether it is detached
         self._room = KEPT_AT_LEAST
@@ -99,7 +99,7 @@ class Submissions:
             return
         logger.warning(
             "request '%s' has ended, and Ray would let %d results and %d actors in it wait for ever: cancelled",
-            self._request_id,
+            self.request_id,
             len(results),
             len(actors),
         )
@@ -125,7 +125,7 @@ def submissions_into(group_id: str, request_id: str) -> Submissions:
     with _making:
         _watch_ray()
         found = _of_group.get(group_id)
-        if found is None:
+        if found is None or found.request_id != request_id:  # a group may be handed over to another request
             found = _of_group[group_id] = Submissions(request_id)
         return found
 

@@ -28,6 +28,7 @@ from raypool.core.history import History
 from raypool.core.instructions import (
     ChangeStatus,
     CreatePlacementGroup,
+    HandOverPlacementGroup,
     Instruction,
     RemovePlacementGroup,
     WarnHolder,
@@ -125,6 +126,7 @@ class Broker:
         self._cycle = Cycle(self.pools, self)
         self.lifetimes: dict[Kind, Lifetimes] = {}
         self._unpooled: dict[int, Allocation] = {}  # granted to components without any policy
+        self.handed_over: dict[str, Allocation] = {}  # by the request that the group was made for: who has it now
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._number = 0
         self._serial = 0
@@ -243,6 +245,12 @@ class Broker:
     def refuse_if_taken(self, request_id: str) -> None:
         if request_id in self.requests:
             raise Refused(f"request id '{request_id}' is taken: an id is used once; leave it out to get a new one")
+        if request_id in self.handed_over:
+            holder = self.handed_over[request_id].request
+            raise Refused(
+                f"request id '{request_id}' is taken: '{holder.id}' has the placement group that is named after it; "
+                "leave it out to get a new one"
+            )
 
     def _number_for(self, spec: RequestSpec) -> int:
         """A new one; or that of the request that it takes up, if that lost its group and nobody has yet."""
@@ -346,7 +354,8 @@ class Broker:
                 f"request '{request.id}' belongs to job {request.job}, and only that job gives it back; "
                 f"`raypool request cancel {request.id}` is the operator's way"
             )
-        self._finish(request, RELEASED, GIVEN_BACK)
+        if not (event.clean and self._hand_over(request)):
+            self._finish(request, RELEASED, GIVEN_BACK)
 
     def _bound_to_actor(self, event: ev.BoundToActor) -> None:
         self._known(event.request).actor = event.actor
@@ -363,8 +372,8 @@ class Broker:
         elif request.status is PREEMPTING:
             self._end(request, _left_as(request), request.reason)  # why it had to go says more than who let go
 
-    def _end(self, request: Request, to: Status, reason: Reason | None) -> None:
-        """A terminal status; what it holds begins to leave."""
+    def _end(self, request: Request, to: Status, reason: Reason | None, take_back: bool = True) -> None:
+        """A terminal status; what it holds begins to leave (unless somebody else is given it)."""
         current = request.current
         if current is not None and current.placed:
             self._note_lifetime(current, whole=request.status is ALLOCATED and isinstance(reason, Told))
@@ -373,7 +382,7 @@ class Broker:
         request.ended_at = self.now
         request.deadline = None
         self._set_status(request, to, reason)
-        if current is not None:
+        if current is not None and take_back:
             self._take_back(current)
         self._ended[request.id] = None
         if len(self._ended) > self.ended_kept:
@@ -430,13 +439,17 @@ class Broker:
 
     # --- grants and evictions: what the cycle asks for ----------------------------------------
 
-    def grant(self, request: Request, pool: Pool, opportunistic: bool) -> None:
-        """Charges the request to the pool; it is allocated once its placement group is ready."""
+    def grant(self, request: Request, pool: Pool, opportunistic: bool, former: Allocation | None = None) -> None:
+        """Charges the request to the pool; it is allocated once its placement group is ready. former: whose group
+        it is given as it is."""
         allocation = self._new_allocation(request, pool, opportunistic)
         pool.grant(allocation)
         self._cycle.touch(pool)
         self._leave_the_lines(request)
-        self._place(allocation)
+        if former is None:
+            self._place(allocation)
+        else:
+            self._take_over(allocation, former)
 
     def _grant_unpooled(self, request: Request) -> None:
         allocation = self._new_allocation(request, None, opportunistic=False)
@@ -456,6 +469,65 @@ class Broker:
             self._instructions.append(CreatePlacementGroup(request.spec, allocation.attempt, pool))
         else:
             self._allocated(allocation)
+
+    # --- the group of one that ended clean, for the next --------------------------------------
+
+    def _hand_over(self, former: Request) -> bool:
+        """Ends it, and gives its group as it is to who is granted next with its room, if he asks for the very same:
+        in one event, so that the room is never anybody's in between. False, with nothing changed, if there is no
+        such heir: the group is removed, as ever. In doubt it is so: nobody is overtaken, and nobody waits for a
+        group.
+        """
+        allocation = former.current
+        if allocation is None or former.status is not ALLOCATED or not self._is_well(allocation):
+            return False
+        pool = allocation.pool
+        assert pool is not None
+        pool.mark_leaving(allocation)
+        pool.discharge(allocation)
+        heir = self._granted_next(pool)
+        if heir is None or not self._asks_for_the_same(heir, former, pool):
+            allocation.leaving = False
+            pool.charge(allocation)
+            return False
+        self._end(former, RELEASED, GIVEN_BACK, take_back=False)
+        self._gone(allocation)
+        self.grant(heir, pool, opportunistic=False, former=allocation)
+        return True
+
+    def _is_well(self, allocation: Allocation) -> bool:
+        """Whether its group is whole, as far as it is known here, and somebody waits who may ask for the same."""
+        pool = allocation.pool
+        if pool is None or not allocation.group_id or not self.world.confirms_removal:
+            return False
+        owner, need = allocation.request.owner, allocation.need
+        alike = any((owner, need, preemptible) in pool.queue.groups for preemptible in (True, False))
+        return alike and allocation.repair_until is None and self._lost_node(allocation) is None
+
+    def _granted_next(self, pool: Pool) -> Request | None:
+        """Whom the cycle would grant first, if it is in that pool."""
+        request = pool.outcome().granted
+        if request is None:
+            return None
+        best = next(one for one in by_preference(request) if one.outcome().granted is request)
+        return request if best is pool else None
+
+    def _asks_for_the_same(self, heir: Request, former: Request, pool: Pool) -> bool:
+        """The group that would be made for him is the group that is there."""
+        return (
+            heir.owner == former.owner
+            and heir.spec.strategy == former.spec.strategy
+            and self.bundles(heir.spec, pool) == self.bundles(former.spec, pool)
+        )
+
+    def _take_over(self, allocation: Allocation, former: Allocation) -> None:
+        allocation.group_id, allocation.nodes = former.group_id, former.nodes
+        allocation.made_for = former.made_for or former.request.id
+        self.handed_over[allocation.made_for] = allocation
+        self._instructions.append(
+            HandOverPlacementGroup(former.request.id, former.attempt, allocation.request.id, allocation.attempt)
+        )
+        self._allocated(allocation)
 
     def _allocated(self, allocation: Allocation) -> None:
         allocation.placed = True
@@ -544,12 +616,13 @@ class Broker:
             pool = allocation.pool
             if allocation.phantom:
                 pool.free_phantom(allocation)
-            else:
+            elif allocation.account is not None:
                 pool.discharge(allocation)
             pool.lowered = pool.lowered and (bool(pool.ledger.phantoms) or any(pool.ledger.allocations()))
             self._cycle.touch(pool)
         else:
             del self._unpooled[allocation.serial]
+        self.handed_over.pop(allocation.made_for, None)
         allocation.leaving = allocation.phantom = False
         allocation.gone = True
         request = allocation.request

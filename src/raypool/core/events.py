@@ -24,10 +24,15 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The owner gave the request back (or withdrew it while it waited). `job` is the job that says so."""
+    """The owner gave the request back (or withdrew it while it waited). `job` is the job that says so.
+
+    clean: nothing of its work is left in its placement group, nobody who is done with it can put more there, and
+    the group is as its pool would make it now: it may be handed over.
+    """
 
     request: str
     job: str | None = None
+    clean: bool = False
 
 
 @dataclass(frozen=True, slots=True)

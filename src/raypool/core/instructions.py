@@ -32,6 +32,16 @@ class RemovePlacementGroup(NamedTuple):
     attempt: int
 
 
+class HandOverPlacementGroup(NamedTuple):
+    """The group of the one grant is that of the other from now on. Ray has nothing to do, and no answer is
+    expected; if the group turns out to be gone, PlacementLost says so of its new holder."""
+
+    request: str
+    attempt: int
+    to: str
+    to_attempt: int
+
+
 class WarnHolder(NamedTuple):
     """Tell the holder that its group will be removed at `deadline` (seconds, the clock of `handle`)."""
 
@@ -50,4 +60,4 @@ class ChangeStatus(NamedTuple):
     reason: Reason | None
 
 
-Instruction = CreatePlacementGroup | RemovePlacementGroup | WarnHolder | ChangeStatus
+Instruction = CreatePlacementGroup | RemovePlacementGroup | HandOverPlacementGroup | WarnHolder | ChangeStatus

@@ -103,6 +103,8 @@ def _charged_once(broker: Broker) -> None:
             assert allocation.phantom and allocation.account is None and not allocation.gone, allocation
             assert broker.requests.get(request.id) is request and request.allocation is allocation, allocation
             assert request.id not in seen, f"law 7: {request} is charged in {seen[request.id]} and a phantom"
+    for maker, allocation in broker.handed_over.items():
+        assert allocation.made_for == maker and not allocation.gone, allocation
     numbers: dict[int, str] = {}
     for request in broker.requests.values():
         if request.status is not None and not request.status.terminal:

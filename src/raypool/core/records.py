@@ -18,6 +18,7 @@ from raypool.core.history import Version
 from raypool.core.instructions import (
     ChangeStatus,
     CreatePlacementGroup,
+    HandOverPlacementGroup,
     Instruction,
     RemovePlacementGroup,
     WarnHolder,
@@ -79,6 +80,8 @@ def decision_of(instruction: Instruction) -> Decision:
             return ["create", instruction.spec.id, instruction.attempt, instruction.pool]
         case RemovePlacementGroup():
             return ["remove", instruction.request, instruction.attempt]
+        case HandOverPlacementGroup():
+            return ["hand-over", instruction.request, instruction.attempt, instruction.to, instruction.to_attempt]
         case WarnHolder():
             return ["warn", instruction.request, instruction.deadline]
         case ChangeStatus():

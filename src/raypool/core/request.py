@@ -37,10 +37,11 @@ class Allocation:
     not given its room back in time, or may still make its group. search: what its placement still looks
     for. repair_until: a node of its group died, and Ray has until then to repair it. kept_until: its request
     ended with a node, and its charge stays for who takes it up, until then; confirmed: it is gone already.
+    made_for: the id of the request whose grant its group was made for, and named after, if it was handed over.
     """
 
     __slots__ = (
-        "account", "attempt", "confirmed", "gone", "group_id", "kept_until", "leaving", "need", "nodes",
+        "account", "attempt", "confirmed", "gone", "group_id", "kept_until", "leaving", "made_for", "need", "nodes",
         "opportunistic", "phantom", "placed", "pool", "preemptible", "repair_until", "request", "search", "serial",
     )  # fmt: skip
 
@@ -62,7 +63,14 @@ class Allocation:
         self.confirmed = False
         self.search = ""
         self.group_id = ""
+        self.made_for = ""
         self.nodes: tuple[str, ...] = ()
+
+    @property
+    def group_name(self) -> str:
+        """What Ray calls its group."""
+        pool = self.pool.name if self.pool is not None else "-"
+        return f"raypool/{pool}/{self.request.owner[0]}/{self.made_for or self.request.id}"
 
     @property
     def in_the_world(self) -> bool:

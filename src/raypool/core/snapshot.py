@@ -38,7 +38,7 @@ REQUEST_FACTS = (
 
 ALLOCATION_FACTS = (
     "serial", "opportunistic", "attempt", "placed", "leaving", "gone", "phantom", "repair_until", "kept_until",
-    "confirmed", "group_id",
+    "confirmed", "group_id", "made_for",
 )  # fmt: skip
 """Slots of an allocation that are written as they are."""
 
@@ -232,7 +232,7 @@ def _allocation_of(row: Mapping[str, Any], request: Request, pools: Mapping[str,
     pool = pools[row["pool"]] if row["pool"] is not None else None
     allocation = Allocation(request, pool, row["serial"], row["opportunistic"])
     for name in ALLOCATION_FACTS:
-        setattr(allocation, name, row[name])
+        setattr(allocation, name, row.get(name, "") if name == "made_for" else row[name])  # older ones have none
     allocation.nodes = tuple(row["nodes"])
     return allocation
 
@@ -244,6 +244,8 @@ def charge_what_is_held(broker: Broker) -> None:
         pool = allocation.pool
         if allocation.gone:
             continue
+        if allocation.made_for:
+            broker.handed_over[allocation.made_for] = allocation
         if pool is None:
             broker._unpooled[allocation.serial] = allocation
             continue

@@ -23,6 +23,7 @@ from raypool.core.dry_run import DryRun, dry_run
 from raypool.core.instructions import (
     ChangeStatus,
     CreatePlacementGroup,
+    HandOverPlacementGroup,
     Instruction,
     RemovePlacementGroup,
     WarnHolder,
@@ -402,11 +403,20 @@ class PoolBroker:
             if not watchers and self._watchers.get(request_id) is watchers:
                 del self._watchers[request_id]
 
-    async def release(self, request_id: str, job: str | None = None) -> dict[str, Any]:
-        """Raises Refused for a request of another job than the caller's."""
+    async def release(self, request_id: str, job: str | None = None, clean: bool = False) -> dict[str, Any]:
+        """clean: the library that held it knows that nothing of its work is left in its placement group, and that
+        nobody has a handle of it. Raises Refused for a request of another job than the caller's."""
         request = self._known(request_id)
-        await self._change(ev.Released(request.id, job))
+        await self._change(ev.Released(request.id, job, clean and self._is_whole(request)))
         return self._view(request.id)
+
+    def _is_whole(self, request: Request) -> bool:
+        """Whether its placement group is as its pool would make it now."""
+        allocation = request.current
+        if allocation is None or allocation.pool is None:
+            return False
+        bundles, labels = self.broker.bundles(request.spec, allocation.pool), allocation.pool.spec.node_labels
+        return self._placements.is_whole(request.id, allocation.attempt, bundles, labels)
 
     async def cancel(self, request_id: str, reason: str) -> dict[str, Any]:
         request = self._known(request_id)
@@ -561,15 +571,27 @@ class PoolBroker:
         return request
 
     def _meant(self, request_id: str) -> Request:
-        """The request of that id, or of the only id that begins so."""
+        """The request of that id, or of the only id that begins so; or who has the placement group of that id or
+        name now."""
         if request_id in self.broker.requests:
             return self._known(request_id)
+        holder = self.broker.requests.get(self._groups.get(request_id, "")) or self._holder_of(request_id)
+        if holder is not None:
+            return holder
         matches = [one for one in self.broker.requests if one.startswith(request_id)] if request_id else []
         if len(matches) == 1:
             return self.broker.requests[matches[0]]
         if matches:
             raise Refused(f"'{request_id}' is the beginning of {len(matches)} request ids; give more of it")
         return self._known(request_id)
+
+    def _holder_of(self, group_name: str) -> Request | None:
+        """Whose placement group has that name in Ray."""
+        maker = group_name.rpartition("/")[2]
+        allocation = self.broker.handed_over.get(maker)
+        if allocation is None and maker in self.broker.requests:
+            allocation = self.broker.requests[maker].allocation
+        return allocation.request if allocation is not None and allocation.group_name == group_name else None
 
     def _refuse_if_stopping(self) -> None:
         if self._stopping:
@@ -654,6 +676,8 @@ class PoolBroker:
             self._place(instruction)
         elif isinstance(instruction, RemovePlacementGroup):
             self._placements.remove(instruction.request, instruction.attempt)
+        elif isinstance(instruction, HandOverPlacementGroup):
+            self._hand_over(instruction)
         elif isinstance(instruction, ChangeStatus):
             self._log(instruction)
             self._wake(instruction.request, number)
@@ -665,11 +689,18 @@ class PoolBroker:
         assert allocation is not None and allocation.attempt == instruction.attempt, instruction
         self._placements.place(self._placement_of(allocation))
 
+    def _hand_over(self, instruction: HandOverPlacementGroup) -> None:
+        allocation = self.broker.requests[instruction.to].allocation
+        assert allocation is not None and allocation.attempt == instruction.to_attempt, instruction
+        self._groups[allocation.group_id] = instruction.to
+        self._placements.hand_over(instruction.request, instruction.attempt, self._placement_of(allocation))
+        logger.info("request %s has the placement group of %s, as it is", instruction.to, instruction.request)
+
     def _placement_of(self, allocation: Allocation) -> Placement:
         request, pool = allocation.request, allocation.pool
         spec = request.spec
         timeout = pool.spec.placement_timeout_seconds if pool is not None else 30.0
-        name = f"raypool/{pool.name if pool is not None else '-'}/{spec.component}/{spec.id}"
+        name = allocation.group_name
         return Placement(
             request=spec.id,
             attempt=allocation.attempt,

@@ -34,6 +34,9 @@ CONFIG_CHARACTERS = 4_000_000
 MANY = 10_000
 """So many requests one call may submit. The client sends fewer: nobody else is answered meanwhile."""
 
+GROUP_NAME_CHARACTERS = 512
+"""Of a placement group, which holds the names of a pool, a component and a request; a question may name one."""
+
 REASON_CHARACTERS = NOTE_CHARACTERS = 1_000
 
 
@@ -78,7 +81,7 @@ WORDS: Mapping[str, Any] = {
     ],
     "ids": Annotated[list[Name], Field(min_length=1, max_length=MANY)],
     "body_of": Annotated[list[int], Field(max_length=MANY)],
-    "request_id": Word,
+    "request_id": Annotated[str, Field(max_length=GROUP_NAME_CHARACTERS), AfterValidator(_printable)],
     "group_id": Word,
     "actor_id": Annotated[str, Field(max_length=128), AfterValidator(_id_of_ray)],
     "job": Owner,
@@ -94,6 +97,7 @@ WORDS: Mapping[str, Any] = {
     "timeout_seconds": Seconds,
     "explain": bool,
     "ended": bool,
+    "clean": bool,
     "discard_journal": bool,
 }
 """Whatever a caller may say, by the name of the parameter."""

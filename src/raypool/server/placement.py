@@ -7,7 +7,8 @@ Three rules, each because of what Ray does (docs/ray-facts.md):
     - It is gone when no node's figures show it any more: then its resources are visible as free. If they
       show it for too long, the broker is told that it is stuck, and goes on without that room.
 
-A group's name is that of its grant, so a broker that comes back finds what it had begun (`take_up`).
+A group's name is that of the grant that it was made for, so a broker that comes back finds what it had begun
+(`take_up`). One that is handed over keeps its name and is found by its id.
 Nothing is decided here. One loop looks at the cluster while somebody looks for nodes or waits for a
 removal, and sleeps otherwise.
 """
@@ -67,7 +68,7 @@ class Placement:
     claims: what its group takes per node and no report has shown yet. shown: a report has shown all of it.
     held: somebody has been told that it is his. broken: the broker was told that a node of it is dead.
     left_at: when Ray took the order to remove it. stuck: it was given up: not created in time, or not seen
-    gone in time. alarm: a sentence about that.
+    gone in time. alarm: a sentence about that. made_here: this process had it made, with these very bundles.
     """
 
     request: str
@@ -90,6 +91,7 @@ class Placement:
     broken: bool = False
     stuck: bool = False
     alarm: str = ""
+    made_here: bool = False
     shape: Hashable = field(init=False)
 
     def __post_init__(self) -> None:
@@ -151,6 +153,29 @@ class Placements:
             placement.unwanted = True
         elif placement.stage == "created":
             self._begin_removal(placement)
+
+    def is_whole(self, request: str, attempt: int, bundles: Sequence[Bundle], labels: Mapping[str, str]) -> bool:
+        """Whether the grant's group is there, on nodes that live, with these bundles on nodes of these labels: what
+        would be made now. Of a group that an earlier life had made nobody knows by which pool's words it was."""
+        placement = self._placements.get((request, attempt))
+        return (
+            placement is not None
+            and placement.stage == "created"
+            and placement.made_here
+            and not (placement.unwanted or placement.broken)
+            and tuple(placement.bundles) == tuple(bundles)
+            and placement.labels == labels
+        )
+
+    def hand_over(self, request: str, attempt: int, to: Placement) -> None:
+        """The grant's group is that of another from now on. What is known of it stays known; if it has gone
+        meanwhile, its new holder hears of that."""
+        placement = self._placements.pop((request, attempt), None)
+        if placement is None or placement.stage != "created":
+            self.take_up(to)
+            return
+        placement.request, placement.attempt, placement.held = to.request, to.attempt, True
+        self._placements[to.request, to.attempt] = placement
 
     def _over(self, request: str, attempt: int) -> None:
         self._placements.pop((request, attempt), None)
@@ -433,6 +458,7 @@ class Placements:
             placement.group_id = await self.cluster.create_group(
                 placement.name, placement.bundles, placement.strategy, placement.labels
             )
+            placement.made_here = True
         except Exception as error:  # noqa: BLE001 - Ray's reason, whatever it is, goes to the waiter
             made = await answered(lambda: self.cluster.find_group(placement.name), f"looking for {placement.name}")
             if made is None or any(other.group_id == made for other in self._placements.values()):

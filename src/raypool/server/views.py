@@ -74,6 +74,7 @@ def view_request(
         opportunistic=allocation.opportunistic if allocation else False,
         attempt=request.grants,
         group_id=(allocation.group_id or None) if allocation else None,
+        group_name=allocation.group_name if allocation and allocation.group_id else None,
         nodes=list(allocation.nodes) if allocation else [],
         bundles=[dict(one) for one in broker.bundles(spec, allocation.pool)] if allocation else [],
         job=request.job,

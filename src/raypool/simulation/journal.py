@@ -62,6 +62,8 @@ def _decision(decision: Decision) -> str:
             return f"create the group of {request} #{attempt}" + (f" in {pool}" if pool else "")
         case ["remove", request, attempt]:
             return f"remove the group of {request} #{attempt}"
+        case ["hand-over", request, attempt, to, to_attempt]:
+            return f"hand the group of {request} #{attempt} over to {to} #{to_attempt}"
         case ["warn", request, deadline]:
             return f"warn {request}, it has until {deadline:.3f}"
         case ["status", request, to, pool, rule]:
