@@ -93,6 +93,7 @@ class Chances(NamedTuple):
     """
 
     pools: tuple[tuple[Pool, Account, Need], ...]
+    by_name: tuple[Pool, ...]
     aside: bool
 
     def at_once(self, preemptible: bool) -> tuple[Pool, Account, Need] | None:
@@ -217,7 +218,12 @@ class Broker:
         elif self.unmanaged == "allow" and spec.pool is None and not self._pools_of(request.owner):
             self._grant_unpooled(request)
         else:
-            self._stand_in_line(request)
+            if chances.pools and not chances.aside:
+                for pool in chances.by_name:
+                    pool.enqueue(request)
+                    self._cycle.touch(pool)
+            else:
+                self._stand_in_line(request)
             request.accepted = True
             self._first = by_preference(request)
 
@@ -233,6 +239,7 @@ class Broker:
             self._chances.clear()
         chances = self._chances[request.ask] = Chances(
             tuple((pool, pool.ledger.accounts[request.owner], pool.need(request)) for pool in pools),
+            tuple(sorted(pools, key=lambda pool: pool.name)),
             any(self._infeasible(request, pool) is not None for pool in pools),
         )
         return chances

@@ -267,14 +267,16 @@ class Shapes:
     def fitting(self, free: list[int]) -> Iterator[Group]:
         """All that need no more than is free; of each set of keys only the needs are looked at that the scarcest
         one lets pass."""
-        yield from self._groups.get((), {}).values()
         for keys, columns in self._sorted.items():
             if not keys:
+                yield from self._groups.get((), {}).values()
                 continue
-            count, column = min(
-                ((one.bisect_left((free[key] + 1,)), one) for key, one in zip(keys, columns, strict=True)),
-                key=lambda pair: pair[0],
-            )
-            for _, need in column.islice(0, count):
-                if all(amount <= free[key] for key, amount in need):
-                    yield from self._groups[need].values()
+            best, count = columns[0], columns[0].bisect_left((free[keys[0]] + 1,))
+            for key, column in zip(keys[1:], columns[1:], strict=True):
+                fewer = column.bisect_left((free[key] + 1,))
+                if fewer < count:
+                    best, count = column, fewer
+            if count:
+                for _, need in best.islice(0, count):
+                    if len(keys) == 1 or all(amount <= free[key] for key, amount in need):
+                        yield from self._groups[need].values()

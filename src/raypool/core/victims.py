@@ -160,35 +160,31 @@ def enough(pool: Pool, outcome: Outcome) -> list[Victim]:
 
 def _may_be_enough(ledger: Ledger, group: Group, figures: Figures, shortage: Shortage, inside: bool) -> bool:
     """False if it is plain that no set of victims is. It costs by policies and not by who runs: what a policy could
-    give of a key is no more than its preemptible work, and nothing if it borrows nothing of what is missing. Where
-    only one key is, whoever is taken last lies above the reserve in part."""
+    give of a key is no more than its preemptible work, and no more than lies above its reserve, but for the one
+    that lies above it in part."""
     own = group.account
-    if any(own.staying[key] - own.firm[key] < missing for key, missing in shortage.under_limit.items()):
-        return False
-    in_pool = shortage.in_pool
-    if not in_pool:
-        return True
-    could = dict.fromkeys(in_pool, 0)
-    for priority, accounts in ledger.by_priority:
-        if not inside and priority > own.priority:
-            break
-        if all(not ledger.loose[priority][key] for key in in_pool):
-            continue
-        for account in accounts:
-            if not inside and priority == own.priority and not account.opportunists:
+    for key, missing in shortage.under_limit.items():
+        if own.staying[key] - own.firm[key] < missing:
+            return False
+    only_key = len(shortage.in_pool) == 1 and not shortage.under_limit
+    for key, missing in shortage.in_pool.items():
+        for priority, accounts in ledger.by_priority:
+            if (priority > own.priority and not inside) or missing <= 0:
+                break
+            if not ledger.loose[priority][key]:
                 continue
-            level, staying, firm = _level(account, group, figures), account.staying, account.firm
-            above = max(level[key] - account.reserved[key] for key in (*in_pool, *shortage.under_limit))
-            if above <= 0:
-                continue
-            for key in in_pool:
-                loose = staying[key] - firm[key]
-                if len(in_pool) == 1 and not shortage.under_limit:
-                    loose = min(loose, above + account.largest[key] - 1)
-                could[key] += loose
-        if all(could[key] >= missing for key, missing in in_pool.items()):
-            return True
-    return False
+            for account in accounts:
+                could = account.staying[key] - account.firm[key]
+                if priority == own.priority and not inside and not account.opportunists:
+                    continue
+                # Where more than one key is missing, whoever borrows one gives all of the others, too.
+                if only_key and account is not own and figures.standing(account) is account:
+                    above = account.staying[key] - account.reserved[key]
+                    could = min(could, above + account.largest[key] - 1) if above > 0 else 0
+                missing -= could
+        if missing > 0:
+            return False
+    return True
 
 
 def _spare(chosen: list[Victim], shortage: Shortage, account: Account) -> list[Victim]:

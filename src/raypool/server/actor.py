@@ -718,9 +718,13 @@ class PoolBroker:
         )
 
     def _log(self, change: ChangeStatus) -> None:
+        # That somebody asks is told only where everything is: thousands may ask in one call.
+        level = logging.DEBUG if change.to is Status.PENDING else logging.INFO
+        if not logger.isEnabledFor(level):
+            return
         where = f" in pool '{change.pool}'" if change.pool else ""
         why = f": {change.reason.sentence}" if change.reason is not None else ""
-        logger.info("request %s is %s%s%s", change.request, change.to.value, where, why)
+        logger.log(level, "request %s is %s%s%s", change.request, change.to.value, where, why)
 
     def _wake(self, request_id: str, number: int) -> None:
         self._versions[request_id] = number
