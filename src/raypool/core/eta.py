@@ -16,7 +16,7 @@ import heapq
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from raypool.core import events as ev
@@ -69,14 +69,17 @@ Arrivals = list[tuple[float, RequestSpec]]
 @dataclass(frozen=True, slots=True)
 class Expected:
     """When it starts, in seconds on the broker's clock: in half of the cases before p50, in nine of ten before p90.
-    None: later than is looked ahead."""
+    None: later than was looked ahead, which is `beyond` for the first of them that is None; without that nothing is
+    known."""
 
     p50: float | None
     p90: float | None
+    beyond: float | None = None
 
-    def seconds_from(self, now: float) -> tuple[float | None, float | None]:
-        """From then on; what should have come is due now."""
-        return _from(now, self.p50), _from(now, self.p90)
+    def seconds_from(self, now: float) -> tuple[float | None, float | None, float | None]:
+        """From then on; what should have come is due now; a look that reached no further than now says nothing."""
+        beyond = None if self.beyond is None or self.beyond < now + 1 else self.beyond - now
+        return _from(now, self.p50), _from(now, self.p90), beyond
 
 
 def _from(now: float, when: float | None) -> float | None:
@@ -119,6 +122,7 @@ class Forecast:
         """Each step is one event of one future, or a copy of the broker: milliseconds, with thousands who wait tens
         of them."""
         starts: dict[str, list[float]] = {id: [] for id in self._waiting}
+        ends: dict[str, list[float]] = {id: [] for id in self._asked}
         most = WORK_MOST // FUTURES
         for future in range(FUTURES if self._asked else 0):
             run = _Future(future, copy_of(self._start), self._survivals, self._arrivals, self._asked, self._again)
@@ -128,8 +132,10 @@ class Forecast:
             for id, when in run.started.items():
                 if id in starts:
                     starts[id].append(when)
+            for id in ends.keys() - run.started.keys():
+                ends[id].append(run.looked_until)
         told = {id: found for id, found in starts.items() if len(found) == FUTURES or id in self._wanted}
-        self.expected = {id: expected_of(found) for id, found in told.items()}
+        self.expected = {id: expected_of(found, ends.get(id, ())) for id, found in told.items()}
 
 
 def _may_start(request: Request) -> bool:
@@ -138,10 +144,13 @@ def _may_start(request: Request) -> bool:
     return request.waiting and bool(request.queued or aside)
 
 
-def expected_of(starts: list[float]) -> Expected:
-    """Of the starts in those futures in which it started at all."""
+def expected_of(starts: list[float], ends: Collection[float]) -> Expected:
+    """Of the starts in those futures in which it started at all, and how far the others were looked at."""
     ordered = [*sorted(starts), *[math.inf] * (FUTURES - len(starts))]
-    return Expected(_quantile(ordered, 0.5), _quantile(ordered, 0.9))
+    p50, p90 = _quantile(ordered, 0.5), _quantile(ordered, 0.9)
+    at_least = sorted([*starts, *ends])
+    beyond = _quantile(at_least, 0.5 if p50 is None else 0.9) if p90 is None and ends else None
+    return Expected(p50, p90, beyond if beyond is None or p50 is None else max(beyond, p50))
 
 
 def _quantile(ordered: list[float], share: float) -> float | None:
@@ -156,7 +165,8 @@ def _quantile(ordered: list[float], share: float) -> float | None:
 
 
 class _Future:
-    """The broker's copy, and what happens to it. started: when each that waited began to run."""
+    """The broker's copy, and what happens to it. started: when each that waited began to run. looked_until: what has
+    not started, starts later."""
 
     def __init__(
         self, number: int, broker: Broker, survivals: Survivals, arrivals: Arrivals, asked: list[str], again: bool
@@ -165,6 +175,7 @@ class _Future:
         self.broker = broker
         self.survivals = survivals
         self.started: dict[str, float] = {}
+        self.looked_until = broker.now
         self._left = dict.fromkeys(asked)
         self._again = again
         self._due: list[tuple[float, int, ev.Event]] = []
@@ -226,6 +237,7 @@ class _Future:
         while work < most:
             work += 1 + sum(len(pool.queue.groups) for pool in broker.pools.values()) // GROUPS_PER_WORK
             when, event = self._next()
+            self.looked_until = min(when, end)
             if when > end or not self._left:
                 return
             if isinstance(event, ev.Cancelled) and event.request not in broker.requests:
