@@ -255,6 +255,19 @@ def test_what_has_not_started_when_the_look_is_over_is_said_to_be_later_than_tha
     assert all(one.beyond is None for one in found.values() if one.p90 is not None)
 
 
+def test_the_less_was_seen_the_wider_is_what_is_expected():
+    """Of work of one length, and one that has just begun."""
+    wide = []
+    for times in (0, 1, 4, 24):
+        story = worked(lasts=1000, times=times)
+        story.submit("runs", gpu=4)
+        story.submit("next", gpu=4)
+        found = expected_starts(story.broker)["next"]
+        wide.append((found.p90 - story.now) / (found.p50 - story.now))
+    assert wide == sorted(wide, reverse=True)
+    assert wide[0] > 3 and wide[-1] < 2
+
+
 def test_without_any_history_something_is_said_all_the_same():
     story = Story([pool(gpu=4)])
     story.run("runs", gpu=4)

@@ -18,6 +18,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from statistics import NormalDist
 
 from raypool.core import events as ev
 from raypool.core.broker import Broker, World
@@ -50,14 +51,18 @@ RATE_SECONDS = 3600.0
 ENOUGH = 20 * ONE
 """From so much history on a policy's allocations of one size are judged by themselves."""
 
-NO_HISTORY_SECONDS = 300.0
-"""Where nothing was ever seen to end, nothing is expected to before."""
+NO_HISTORY_SECONDS = 900.0
+"""Where nothing was ever seen to end, nothing is expected to before: half of it lasts half an hour, then."""
 
 PRIOR = 0.25 * ONE
-PRIOR_HAZARD = 1 - 2**-0.125
-"""Of what gets older than all that was seen, three in ten end before they are twice as old. It has the weight of a
-quarter of an observation: wherever something was seen, that decides."""
+PRIOR_HAZARD = 1 - 2**-0.25
+"""Of what gets older than all that was seen, half end before they are twice as old: that is what is to be said of
+something of which only its age is known. It has the weight of a quarter of an observation: wherever something was
+seen, that decides."""
 
+DOUBT = 2.0
+"""Where nothing was ever seen to end, all of that may be wrong together by a factor of seven, up or down: one
+standard deviation. Lifetimes differ among themselves by a factor of e or so: each end that was seen makes it less."""
 
 TO_COME, AGAIN = "to come/", "again/"
 """How the ids of those begin that are made up: nobody's id has a slash."""
@@ -228,7 +233,8 @@ class _Future:
         allocation = request.allocation
         if allocation is None or allocation.pool is None:
             return
-        seconds = self.survivals.left(allocation, age, slice_of(request.number + request.grants, self.number))
+        share = slice_of(request.number + request.grants, self.number)
+        seconds = self.survivals.left(allocation, age, share, self.number)
         self._push(self.broker.now + seconds, ev.Cancelled(request.id))
 
     def events(self, most: int) -> Iterator[None]:
@@ -284,6 +290,10 @@ def slice_of(key: int, future: int) -> float:
     return ((step * future + first) % FUTURES + within) / FUTURES
 
 
+OPINIONS = [NormalDist().inv_cdf(slice_of(7, future)) for future in range(FUTURES)]
+"""Of each future: how many standard deviations all lasts longer than was seen."""
+
+
 def _latest_arrivals(broker: Broker) -> Arrivals:
     """Who came lately, first come first; what was asked again is not new."""
     fresh = [one for one in broker.requests.values() if one.retry_of is None]
@@ -319,8 +329,9 @@ class Survivals:
         _, censored = self._seen.setdefault(kind, _counts(None))
         censored[bucket_of(age)] += ONE
 
-    def left(self, allocation: Allocation, age: float, share: float) -> float:
-        """How many seconds longer it lasts: `share` of those like it that got so old end before."""
+    def left(self, allocation: Allocation, age: float, share: float, future: int) -> float:
+        """How many seconds longer it lasts in that future: `share` of those like it that got so old end before. How
+        long they last as a whole each future takes for another, the less was seen the more so."""
         assert allocation.pool is not None
         request, pool = allocation.request, allocation.pool.name
         most = request.ask.spec.max_duration_seconds
@@ -328,7 +339,9 @@ class Survivals:
             used = self._survival((pool, *request.owner, share_class(most)))
             if used.seen >= ENOUGH:
                 return used.left(age / most * ALL_OF_IT, share) * most / ALL_OF_IT
-        return self._survival((pool, *request.owner, size_class(request.demand))).left(age, share)
+        survival = self._survival((pool, *request.owner, size_class(request.demand)))
+        scale = math.exp(OPINIONS[future] * survival.doubt)
+        return survival.left(age / scale, share) * scale
 
     def _survival(self, kind: Kind) -> Survival:
         if kind not in self._made:
@@ -358,10 +371,12 @@ def _counts(found: Lifetimes | None) -> tuple[list[int], list[int]]:
 
 class Survival:
     """The share of allocations that last longer than so many seconds, from whole and censored lifetimes (the
-    actuary's life table, by bucket). alive[i]: longer than BOUNDS[i]. seen: so much has ended."""
+    actuary's life table, by bucket). alive[i]: longer than BOUNDS[i]. seen: so much has ended. doubt: by so much all
+    of it may be wrong together, as one standard deviation of the logarithm."""
 
     def __init__(self, ended: list[int], censored: list[int]) -> None:
         self.seen = sum(ended)
+        self.doubt = 1 / math.sqrt(1 / DOUBT**2 + self.seen / ONE)
         at_risk = self.seen + sum(censored)
         first = next((at for at, count in enumerate(ended) if count), bucket_of(NO_HISTORY_SECONDS))
         self.alive: list[float] = []
