@@ -1,6 +1,6 @@
 """Is the expected start right? Replays of workloads; at submission the prediction, later what came of it.
 
-    python benchmarks/eta.py                       # seven minutes of processor time, on all cores
+    python benchmarks/eta.py                       # nine minutes of processor time, on all cores
     python benchmarks/eta.py --seed 7 --only trace # another seed, one workload
 
 Pure core, virtual time. For each workload: of the requests that had to wait, in how many cases the actual start was
@@ -41,7 +41,8 @@ from raypool.spec import BrokerConfig, RequestSpec
 ROOT = Path(__file__).resolve().parents[1]
 SEEDS = (101, 102)
 REPLAYS = 5
-"""Of each workload, for each seed."""
+"""Of each workload, for each seed; four times as many where each has a scale of its own: those who wait in one of
+these are early or late together."""
 
 PREDICTIONS = 8
 """In each replay."""
@@ -74,7 +75,10 @@ class Team:
 @dataclass(frozen=True)
 class Workload:
     """load: of the pool, on average. bursts: submissions come so many at once. day: the load swings over 24 h by this
-    share. capped: share of the jobs that say `max_duration_seconds`, about twice what they need."""
+    share. capped: share of the jobs that say `max_duration_seconds`, about twice what they need. history, until: some
+    of the submissions after so many are asked for, up to so many. scales: in each replay all lasts longer or shorter
+    by a factor between these, evenly in the logarithm, with gaps to match: nobody knows how long work lasts on a
+    cluster that he has not seen."""
 
     name: str
     teams: tuple[Team, ...]
@@ -85,6 +89,9 @@ class Workload:
     grace_seconds: float = 0.0
     queueing: str = "strict"
     history: int = HISTORY
+    until: int = JOBS
+    scales: tuple[float, float] = (1.0, 1.0)
+    replays: int = REPLAYS
 
     def config(self) -> BrokerConfig:
         pool = {
@@ -107,14 +114,16 @@ class Workload:
             team.share * statistics.mean(team.sizes) * team.median * math.exp(team.sigma**2 / 2)
             for team in self.teams
         )
-        gap = work / (GPUS * self.load)
+        low, high = self.scales
+        scale = low * (high / low) ** chance.random() if high > low else low
+        gap = scale * work / (GPUS * self.load)
         made, when = [], 0.0
         for number in range(JOBS):
             if number % self.bursts == 0:
                 swing = 1 + self.day * math.sin(2 * math.pi * when / 86400)
                 when += chance.expovariate(1 / (gap * self.bursts)) / swing
             team = chance.choices(self.teams, [one.share for one in self.teams])[0]
-            lasts = chance.lognormvariate(math.log(team.median), team.sigma)
+            lasts = scale * chance.lognormvariate(math.log(team.median), team.sigma)
             asked = {"id": f"{number}", "component": team.name, "resources": {"gpu_count": chance.choice(team.sizes)}}
             if chance.random() < self.capped:
                 asked["max_duration_seconds"] = lasts * chance.uniform(0.9, 3)
@@ -127,6 +136,8 @@ class Traced:
 
     name = "trace of docs/replay.md"
     history = HISTORY
+    until = JOBS
+    replays = REPLAYS
 
     def config(self) -> BrokerConfig:
         policies = [
@@ -173,7 +184,10 @@ WORKLOADS: tuple[Workload | Traced, ...] = (
     Workload("priorities, reserves, preemption", UNEQUAL, load=0.9, grace_seconds=30),
     Workload("the same, half say max_duration", UNEQUAL, load=0.9, grace_seconds=30, capped=0.5),
     Workload("backfill", EVEN, queueing="backfill"),
-    Workload("no history", EVEN, load=1.0, history=0),
+    Workload("little history", EVEN, load=1.5, history=0, until=100, scales=(1 / 30, 30), replays=4 * REPLAYS),
+    Workload(
+        "no history", EVEN, load=1.5, bursts=100, history=0, until=100, scales=(1 / 30, 30), replays=4 * REPLAYS
+    ),
     Traced(),
 )
 
@@ -181,11 +195,12 @@ WORKLOADS: tuple[Workload | Traced, ...] = (
 @dataclass
 class Replay:
     """One workload, played once. asked: those for whom a prediction is made. promised: id -> (now, p50, p90).
-    waited: who had to wait, of those that came when there was history."""
+    waited: who had to wait, of those that may be asked for. It ends when no more can come of it."""
 
     config: BrokerConfig
     jobs: Jobs
     history: int
+    until: int
     asked: frozenset[str] = frozenset()
     broker: Broker = field(default_factory=lambda: Broker(World(confirms_placement=False, confirms_removal=False)))
     promised: dict[str, tuple[float, float | None, float | None]] = field(default_factory=dict)
@@ -202,7 +217,7 @@ class Replay:
             self._durations[spec.id] = lasts
             self._push(when, ev.Submitted(spec))
         submitted = 0
-        while self._due:
+        while self._due and (submitted < self.until or self.promised.keys() - self.started.keys()):
             deadline = self.broker.next_deadline
             if deadline is not None and deadline <= self._due[0][0]:
                 self._feed(ev.TimePassed(), deadline)
@@ -213,7 +228,7 @@ class Replay:
             self._feed(event, when)
             if isinstance(event, ev.Submitted):
                 submitted += 1
-                if submitted > self.history and self.broker.requests[event.spec.id].waiting:
+                if self.history < submitted <= self.until and self.broker.requests[event.spec.id].waiting:
                     self._waits(event.spec.id)
         return self
 
@@ -252,9 +267,9 @@ def promises(place: int, seed: int, number: int) -> tuple[list[Promise], int]:
     workload = WORKLOADS[place]
     chance = random.Random(f"{seed}/{workload.name}/{number}")
     config, jobs = workload.config(), workload.jobs(chance)
-    waited = Replay(config, jobs, workload.history).play().waited
+    waited = Replay(config, jobs, workload.history, workload.until).play().waited
     asked = frozenset(chance.sample(waited, min(PREDICTIONS, len(waited))))
-    replay = Replay(config, jobs, workload.history, asked).play()
+    replay = Replay(config, jobs, workload.history, workload.until, asked).play()
     found = [
         (replay.started.get(id, math.inf) - now, *(None if when is None else when - now for when in told))
         for id, (now, *told) in replay.promised.items()
@@ -315,7 +330,8 @@ def outcomes(seeds: list[int], only: str) -> Iterator[tuple[str, list[tuple[list
     places = [at for at, workload in enumerate(WORKLOADS) if only in workload.name]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         runs = {
-            at: [pool.submit(promises, at, seed, one) for seed in seeds for one in range(REPLAYS)] for at in places
+            at: [pool.submit(promises, at, seed, one) for seed in seeds for one in range(WORKLOADS[at].replays)]
+            for at in places
         }
         for at, under_way in runs.items():
             yield WORKLOADS[at].name, [one.result() for one in under_way]

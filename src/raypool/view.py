@@ -50,7 +50,8 @@ class RequestView(View):
     programs. reasons: while pending, the sentence for each pool, most hopeful first.
     position: its place in the line of its most preferred pool, from 1.
     eta_p50_seconds, eta_p90_seconds: while it waits, if it was worked out: from now, it starts before that in half
-    of the cases, in nine of ten. None: not known, or later than is looked ahead.
+    of the cases, in nine of ten. None: not known, or later than was looked ahead. eta_beyond_seconds: how far that
+    was: the first of the two that is None is later than that; None: it is not known.
     placing: granted and charged; its placement group is not ready yet.
     borrowed: what of it lies above its policy's reserve and may be taken back.
     deadline: while preempting: when its placement group will be removed.
@@ -106,14 +107,17 @@ class RequestView(View):
     runs_until: float | None = None
     eta_p50_seconds: float | None = None
     eta_p90_seconds: float | None = None
+    eta_beyond_seconds: float | None = None
 
     @property
     def eta(self) -> str:
         """When it is expected to start, in words; "" if that is not known."""
+        beyond = None if self.eta_beyond_seconds is None else about(self.eta_beyond_seconds)
         if self.eta_p50_seconds is None:
-            return ""
+            return "" if beyond is None else f"not expected to start within the next {beyond}"
         if self.eta_p90_seconds is None:
-            return f"expected to start in about {about(self.eta_p50_seconds)}, or much later"
+            later = "or much later" if beyond is None else f"in 1 of 10 cases in more than {beyond}"
+            return f"expected to start in about {about(self.eta_p50_seconds)}, {later}"
         if self.eta_p90_seconds < 1:
             return "expected to start any moment"
         first, last = about(self.eta_p50_seconds), about(self.eta_p90_seconds)

@@ -364,13 +364,18 @@ def test_when_they_are_expected_to_start_is_shown_of_those_of_whom_it_is_known(
 ) -> None:
     assert busy.client is not None
     waits = replace(busy.client.request("bbbb2222"), eta_p50_seconds=750.0, eta_p90_seconds=2400.0)
-    views = [busy.client.request("aaaa1111"), waits, replace(waits, id="dddd4444", eta_p90_seconds=None)]
+    late = replace(waits, id="dddd4444", eta_p90_seconds=None)
+    later = replace(late, id="eeee5555", eta_beyond_seconds=9e5)
+    last = replace(later, id="ffff6666", eta_p50_seconds=None)
+    views = [busy.client.request("aaaa1111"), waits, late, later, last]
     monkeypatch.setattr(busy.client, "requests", lambda **_: views)
     monkeypatch.setattr(busy.client, "request", lambda _: waits)
     shown = busy("request", "list").stdout
     assert re.search(r"^ID .* SINCE +STARTS IN$", shown, re.M)
     assert re.search(r"^bbbb2222 .* 12 min \.\. 40 min$", shown, re.M)
     assert re.search(r"^dddd4444 .* 12 min \.\. \?$", shown, re.M)
+    assert re.search(r"^eeee5555 .* 12 min \.\. > 10 d$", shown, re.M)
+    assert re.search(r"^ffff6666 .* > 10 d$", shown, re.M)
     assert re.search(r"^aaaa1111 .* -$", shown, re.M)
     sentence = "expected to start in about 12 min, in 9 of 10 cases within 40 min"
     assert sentence in busy("request", "describe", "bbbb2222").stdout

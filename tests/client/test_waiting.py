@@ -159,16 +159,26 @@ class Clock:
 
 
 @pytest.mark.parametrize(
-    ("p50", "p90", "words"),
+    ("p50", "p90", "beyond", "words"),
     [
-        (40.2, 95.0, "expected to start in about 41 s, in 9 of 10 cases within 95 s"),
-        (100.0, 7300.0, "expected to start in about 2 min, in 9 of 10 cases within 2 h"),
-        (3 * 86400.0, None, "expected to start in about 3 d, or much later"),
-        (29.5, 30.0, "expected to start within 30 s"),
-        (0.0, 0.0, "expected to start any moment"),
+        (40.2, 95.0, None, "expected to start in about 41 s, in 9 of 10 cases within 95 s"),
+        (100.0, 7300.0, None, "expected to start in about 2 min, in 9 of 10 cases within 2 h"),
+        (3 * 86400.0, None, None, "expected to start in about 3 d, or much later"),
+        (3 * 86400.0, None, 9e5, "expected to start in about 3 d, in 1 of 10 cases in more than 10 d"),
+        (None, None, 9e5, "not expected to start within the next 10 d"),
+        (29.5, 30.0, None, "expected to start within 30 s"),
+        (0.0, 0.0, None, "expected to start any moment"),
     ],
 )
-def test_who_waits_hears_when_it_is_expected_to_start(p50: float, p90: float | None, words: str) -> None:
-    waits = view(status="pending", reasons={"p": "no room"}, eta_p50_seconds=p50, eta_p90_seconds=p90)
+def test_who_waits_hears_when_it_is_expected_to_start(
+    p50: float | None, p90: float | None, beyond: float | None, words: str
+) -> None:
+    waits = view(
+        status="pending",
+        reasons={"p": "no room"},
+        eta_p50_seconds=p50,
+        eta_p90_seconds=p90,
+        eta_beyond_seconds=beyond,
+    )
     assert waits.story == f"'r1' waits: no room\n{words}"
     assert view(status="pending", reasons={"p": "no room"}).story == "'r1' waits: no room"

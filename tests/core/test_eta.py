@@ -8,7 +8,7 @@ from raypool.core import eta
 from raypool.core import events as ev
 from raypool.core.broker import World
 from raypool.core.copy import copy_of
-from raypool.core.eta import FUTURES, HORIZON_SECONDS, Forecast, Survival, expected_starts, slice_of
+from raypool.core.eta import FUTURES, HORIZON_SECONDS, Expected, Forecast, Survival, expected_starts, slice_of
 from raypool.core.lifetimes import BOUNDS, MOST, ONE, Lifetimes, bucket_of, share_class, size_class
 from raypool.core.records import decision_of
 from raypool.core.snapshot import Snapshots, broker_of
@@ -224,12 +224,48 @@ def test_who_comes_often_and_goes_first_is_expected_to_come_again():
     assert waits[30] > 2 * waits[0]
 
 
-def test_what_can_never_start_as_things_are_is_later_than_anybody_looks():
+def test_of_what_waits_for_nodes_nothing_is_known():
     story = worked()
     story.nodes(node("n1", 2))
     story.submit("firm", gpu=4)
     assert story.rule("firm") == "infeasible"
-    assert (expected_starts(story.broker)["firm"].p50, expected_starts(story.broker)["firm"].p90) == (None, None)
+    assert expected_starts(story.broker)["firm"] == Expected(None, None, None)
+
+
+def test_further_ahead_than_the_horizon_nobody_looks():
+    story = worked(lasts=2 * HORIZON_SECONDS)
+    story.submit("runs", gpu=4)
+    story.submit("next", gpu=4)
+    assert expected_starts(story.broker)["next"] == Expected(None, None, story.now + HORIZON_SECONDS)
+
+
+def test_what_has_not_started_when_the_look_is_over_is_said_to_be_later_than_that(monkeypatch):
+    story = worked(lasts=100)
+    for number in range(40):
+        story.submit(f"w{number}", gpu=4, max_duration_seconds=100)
+    monkeypatch.setattr(eta, "WORK_MOST", 20 * FUTURES)
+    found = expected_starts(story.broker)
+    last, now = found["w39"], story.now
+    assert (last.p50, last.p90) == (None, None)
+    assert 500 < last.beyond - now < 2100
+    assert last.seconds_from(now + 100) == (None, None, last.beyond - now - 100)
+    assert last.seconds_from(last.beyond) == (None, None, None)
+    between = [one for one in found.values() if one.p50 is not None and one.p90 is None]
+    assert between and all(one.p50 <= one.beyond for one in between)
+    assert all(one.beyond is None for one in found.values() if one.p90 is not None)
+
+
+def test_the_less_was_seen_the_wider_is_what_is_expected():
+    """Of work of one length, and one that has just begun."""
+    wide = []
+    for times in (0, 1, 4, 24):
+        story = worked(lasts=1000, times=times)
+        story.submit("runs", gpu=4)
+        story.submit("next", gpu=4)
+        found = expected_starts(story.broker)["next"]
+        wide.append((found.p90 - story.now) / (found.p50 - story.now))
+    assert wide == sorted(wide, reverse=True)
+    assert wide[0] > 3 and wide[-1] < 2
 
 
 def test_without_any_history_something_is_said_all_the_same():

@@ -8,7 +8,10 @@ import pytest
 
 from raypool.core.eta import Expected
 from raypool.server import etas
-from raypool.server.etas import ADVANCE_SECONDS, SHARE, SHARE_FOR_UNKNOWN, Budget, Etas
+from raypool.server.etas import ADVANCE_SECONDS, PATIENCE_SECONDS, REST, SHARE, SHARE_FOR_UNKNOWN, Budget, Etas
+
+from .virtual_time import run
+from .world import World
 
 SLICES = 10
 
@@ -36,7 +39,10 @@ class Desk:
                 self.expected = {id: Expected(desk.version, desk.version) for id in self.asked}
 
         monkeypatch.setattr(etas, "Forecast", Look)
-        self.etas = Etas(lambda: self, lambda: self.version, lambda: self.now, lambda: self.now)
+        self.etas = Etas(lambda: self, lambda: self.version, lambda: self.now, self.spawn, lambda: self.now)
+
+    def spawn(self, work):
+        return asyncio.get_running_loop().create_task(work)
 
     def submit(self, *ids):
         self.version += 1
@@ -119,6 +125,108 @@ def test_who_does_not_wait_any_more_is_forgotten(desk):
     desk.now += 100
     assert desk.list() == {"b": 2}
     assert desk.etas._known.keys() == desk.etas._fresh == {"b"}
+
+
+# --- nobody who waits is held up --------------------------------------------------------------
+
+
+WORK_SECONDS = 40.0
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Looks take so many seconds of work, a tenth in each slice, by the clock of the loop. Returns for whom each was:
+    None: all."""
+    looks = []
+
+    class Slow:
+        def __init__(self, broker, asked, now, past=None):
+            looks.append(asked)
+            self.expected = {id: Expected(now + 60, now + 90) for id, one in broker.requests.items() if one.waiting}
+
+        def steps(self):
+            loop = asyncio.get_running_loop()
+            for _ in range(int(WORK_SECONDS * 10)):
+                loop.now += 0.1
+                yield
+
+    monkeypatch.setattr(etas, "Forecast", Slow)
+    monkeypatch.setattr(etas.Etas.__init__, "__defaults__", (lambda: asyncio.get_running_loop().time(),))
+    return looks
+
+
+def seconds_of(awaited):
+    """How long it took, and the answer."""
+
+    async def timed():
+        began = asyncio.get_running_loop().time()
+        answer = await awaited
+        return asyncio.get_running_loop().time() - began, answer
+
+    return timed()
+
+
+def test_who_waits_has_his_log_in_time_and_is_told_when_it_starts_as_soon_as_it_is_known(slow):
+    async def story():
+        async with World() as world:
+            await world.run("runs", gpu=8)
+            for number in range(20):
+                await world.submit(f"w{number}", gpu=8)
+            seen = world.actor._journal.number + 10_000
+
+            async def log(number):
+                took, answer = await seconds_of(world.actor.watch(f"w{number}", seen, 5.0, explain=True))
+                assert took < 5.5
+                assert answer["why"]["waits"]
+                return answer["request"]["eta_p50_seconds"]
+
+            assert await asyncio.gather(*map(log, range(20))) == [None] * 20
+            assert slow == [None]
+            await world.pass_seconds(WORK_SECONDS * (1 + REST))
+            assert None not in await asyncio.gather(*map(log, range(20)))
+
+    run(story)
+
+
+def test_a_look_that_nobody_waits_for_leaves_most_of_the_time_to_others(slow):
+    async def story():
+        async with World() as world:
+            await world.run("runs", gpu=8)
+            await world.submit("waits", gpu=8)
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            world.actor._etas.look_beside(["waits"])
+            while not world.actor._etas.known(["waits"]):
+                await world.pass_seconds(1)
+            assert loop.time() - began == pytest.approx(WORK_SECONDS * (1 + REST), rel=0.1)
+
+    run(story)
+
+
+@pytest.mark.parametrize("question", ["describe", "why", "requests", "dry run"])
+def test_who_asks_a_question_has_an_answer_after_some_seconds_and_others_meanwhile(slow, question):
+    async def story():
+        async with World() as world:
+            await world.run("runs", gpu=8)
+            await world.submit("waits", gpu=8)
+            ask = {
+                "describe": lambda: world.actor.describe("waits"),
+                "why": lambda: world.actor.why("waits"),
+                "requests": lambda: world.actor.requests(),
+                "dry run": lambda: world.actor.dry_run(
+                    {"id": "dry", "component": "red", "resources": {"gpu_count": 8}}, None
+                ),
+            }[question]
+            asked = asyncio.ensure_future(seconds_of(ask()))
+            took, answer = await seconds_of(world.submit("late", gpu=1))
+            assert (took < 0.5, answer["status"]) == (True, "pending")
+            took, _ = await asked
+            assert PATIENCE_SECONDS <= took < PATIENCE_SECONDS + 1
+            await world.pass_seconds(WORK_SECONDS * (1 + REST))
+            known = (await world.view("waits"))["eta_p50_seconds"]
+            assert (known is None) == (question == "dry run")
+
+    run(story)
 
 
 def test_a_budget_is_ahead_by_what_its_share_does_not_allow_yet():

@@ -53,7 +53,7 @@ def test_every_wait_is_explained_in_each_of_its_pools_with_figures_that_add_up(s
 
 def test_when_it_is_expected_to_start_is_said_where_it_is_known():
     story, _, _ = WAITING[0]()
-    answer = view_explanation(story.broker, story.broker.requests["x"], story.now, (60.0, 300.0))
+    answer = view_explanation(story.broker, story.broker.requests["x"], story.now, (60.0, 300.0, None))
     assert "expected to start in about 60 s, in 9 of 10 cases within 5 min" in str(answer)
     assert "expected to start" not in str(explained(story))
 

@@ -115,9 +115,10 @@ def _demand(view: RequestView) -> str:
 
 def _starts(view: RequestView) -> str | None:
     """p50 and p90."""
+    beyond = "" if view.eta_beyond_seconds is None else f"> {about(view.eta_beyond_seconds)}"
     if view.eta_p50_seconds is None:
-        return None
-    last = "?" if view.eta_p90_seconds is None else about(view.eta_p90_seconds)
+        return beyond or None
+    last = beyond or "?" if view.eta_p90_seconds is None else about(view.eta_p90_seconds)
     return f"{about(view.eta_p50_seconds)} .. {last}"
 
 

@@ -16,8 +16,9 @@ import heapq
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from statistics import NormalDist
 
 from raypool.core import events as ev
 from raypool.core.broker import Broker, World
@@ -50,14 +51,18 @@ RATE_SECONDS = 3600.0
 ENOUGH = 20 * ONE
 """From so much history on a policy's allocations of one size are judged by themselves."""
 
-NO_HISTORY_SECONDS = 300.0
-"""Where nothing was ever seen to end, nothing is expected to before."""
+NO_HISTORY_SECONDS = 900.0
+"""Where nothing was ever seen to end, nothing is expected to before: half of it lasts half an hour, then."""
 
 PRIOR = 0.25 * ONE
-PRIOR_HAZARD = 1 - 2**-0.125
-"""Of what gets older than all that was seen, three in ten end before they are twice as old. It has the weight of a
-quarter of an observation: wherever something was seen, that decides."""
+PRIOR_HAZARD = 1 - 2**-0.25
+"""Of what gets older than all that was seen, half end before they are twice as old: that is what is to be said of
+something of which only its age is known. It has the weight of a quarter of an observation: wherever something was
+seen, that decides."""
 
+DOUBT = 2.0
+"""Where nothing was ever seen to end, all of that may be wrong together by a factor of seven, up or down: one
+standard deviation. Lifetimes differ among themselves by a factor of e or so: each end that was seen makes it less."""
 
 TO_COME, AGAIN = "to come/", "again/"
 """How the ids of those begin that are made up: nobody's id has a slash."""
@@ -69,14 +74,17 @@ Arrivals = list[tuple[float, RequestSpec]]
 @dataclass(frozen=True, slots=True)
 class Expected:
     """When it starts, in seconds on the broker's clock: in half of the cases before p50, in nine of ten before p90.
-    None: later than is looked ahead."""
+    None: later than was looked ahead, which is `beyond` for the first of them that is None; without that nothing is
+    known."""
 
     p50: float | None
     p90: float | None
+    beyond: float | None = None
 
-    def seconds_from(self, now: float) -> tuple[float | None, float | None]:
-        """From then on; what should have come is due now."""
-        return _from(now, self.p50), _from(now, self.p90)
+    def seconds_from(self, now: float) -> tuple[float | None, float | None, float | None]:
+        """From then on; what should have come is due now; a look that reached no further than now says nothing."""
+        beyond = None if self.beyond is None or self.beyond < now + 1 else self.beyond - now
+        return _from(now, self.p50), _from(now, self.p90), beyond
 
 
 def _from(now: float, when: float | None) -> float | None:
@@ -119,6 +127,7 @@ class Forecast:
         """Each step is one event of one future, or a copy of the broker: milliseconds, with thousands who wait tens
         of them."""
         starts: dict[str, list[float]] = {id: [] for id in self._waiting}
+        ends: dict[str, list[float]] = {id: [] for id in self._asked}
         most = WORK_MOST // FUTURES
         for future in range(FUTURES if self._asked else 0):
             run = _Future(future, copy_of(self._start), self._survivals, self._arrivals, self._asked, self._again)
@@ -128,8 +137,10 @@ class Forecast:
             for id, when in run.started.items():
                 if id in starts:
                     starts[id].append(when)
+            for id in ends.keys() - run.started.keys():
+                ends[id].append(run.looked_until)
         told = {id: found for id, found in starts.items() if len(found) == FUTURES or id in self._wanted}
-        self.expected = {id: expected_of(found) for id, found in told.items()}
+        self.expected = {id: expected_of(found, ends.get(id, ())) for id, found in told.items()}
 
 
 def _may_start(request: Request) -> bool:
@@ -138,10 +149,13 @@ def _may_start(request: Request) -> bool:
     return request.waiting and bool(request.queued or aside)
 
 
-def expected_of(starts: list[float]) -> Expected:
-    """Of the starts in those futures in which it started at all."""
+def expected_of(starts: list[float], ends: Collection[float]) -> Expected:
+    """Of the starts in those futures in which it started at all, and how far the others were looked at."""
     ordered = [*sorted(starts), *[math.inf] * (FUTURES - len(starts))]
-    return Expected(_quantile(ordered, 0.5), _quantile(ordered, 0.9))
+    p50, p90 = _quantile(ordered, 0.5), _quantile(ordered, 0.9)
+    at_least = sorted([*starts, *ends])
+    beyond = _quantile(at_least, 0.5 if p50 is None else 0.9) if p90 is None and ends else None
+    return Expected(p50, p90, beyond if beyond is None or p50 is None else max(beyond, p50))
 
 
 def _quantile(ordered: list[float], share: float) -> float | None:
@@ -156,7 +170,8 @@ def _quantile(ordered: list[float], share: float) -> float | None:
 
 
 class _Future:
-    """The broker's copy, and what happens to it. started: when each that waited began to run."""
+    """The broker's copy, and what happens to it. started: when each that waited began to run. looked_until: what has
+    not started, starts later."""
 
     def __init__(
         self, number: int, broker: Broker, survivals: Survivals, arrivals: Arrivals, asked: list[str], again: bool
@@ -165,6 +180,7 @@ class _Future:
         self.broker = broker
         self.survivals = survivals
         self.started: dict[str, float] = {}
+        self.looked_until = broker.now
         self._left = dict.fromkeys(asked)
         self._again = again
         self._due: list[tuple[float, int, ev.Event]] = []
@@ -217,7 +233,8 @@ class _Future:
         allocation = request.allocation
         if allocation is None or allocation.pool is None:
             return
-        seconds = self.survivals.left(allocation, age, slice_of(request.number + request.grants, self.number))
+        share = slice_of(request.number + request.grants, self.number)
+        seconds = self.survivals.left(allocation, age, share, self.number)
         self._push(self.broker.now + seconds, ev.Cancelled(request.id))
 
     def events(self, most: int) -> Iterator[None]:
@@ -226,6 +243,7 @@ class _Future:
         while work < most:
             work += 1 + sum(len(pool.queue.groups) for pool in broker.pools.values()) // GROUPS_PER_WORK
             when, event = self._next()
+            self.looked_until = min(when, end)
             if when > end or not self._left:
                 return
             if isinstance(event, ev.Cancelled) and event.request not in broker.requests:
@@ -272,6 +290,10 @@ def slice_of(key: int, future: int) -> float:
     return ((step * future + first) % FUTURES + within) / FUTURES
 
 
+OPINIONS = [NormalDist().inv_cdf(slice_of(7, future)) for future in range(FUTURES)]
+"""Of each future: how many standard deviations all lasts longer than was seen."""
+
+
 def _latest_arrivals(broker: Broker) -> Arrivals:
     """Who came lately, first come first; what was asked again is not new."""
     fresh = [one for one in broker.requests.values() if one.retry_of is None]
@@ -307,8 +329,9 @@ class Survivals:
         _, censored = self._seen.setdefault(kind, _counts(None))
         censored[bucket_of(age)] += ONE
 
-    def left(self, allocation: Allocation, age: float, share: float) -> float:
-        """How many seconds longer it lasts: `share` of those like it that got so old end before."""
+    def left(self, allocation: Allocation, age: float, share: float, future: int) -> float:
+        """How many seconds longer it lasts in that future: `share` of those like it that got so old end before. How
+        long they last as a whole each future takes for another, the less was seen the more so."""
         assert allocation.pool is not None
         request, pool = allocation.request, allocation.pool.name
         most = request.ask.spec.max_duration_seconds
@@ -316,7 +339,9 @@ class Survivals:
             used = self._survival((pool, *request.owner, share_class(most)))
             if used.seen >= ENOUGH:
                 return used.left(age / most * ALL_OF_IT, share) * most / ALL_OF_IT
-        return self._survival((pool, *request.owner, size_class(request.demand))).left(age, share)
+        survival = self._survival((pool, *request.owner, size_class(request.demand)))
+        scale = math.exp(OPINIONS[future] * survival.doubt)
+        return survival.left(age / scale, share) * scale
 
     def _survival(self, kind: Kind) -> Survival:
         if kind not in self._made:
@@ -346,10 +371,12 @@ def _counts(found: Lifetimes | None) -> tuple[list[int], list[int]]:
 
 class Survival:
     """The share of allocations that last longer than so many seconds, from whole and censored lifetimes (the
-    actuary's life table, by bucket). alive[i]: longer than BOUNDS[i]. seen: so much has ended."""
+    actuary's life table, by bucket). alive[i]: longer than BOUNDS[i]. seen: so much has ended. doubt: by so much all
+    of it may be wrong together, as one standard deviation of the logarithm."""
 
     def __init__(self, ended: list[int], censored: list[int]) -> None:
         self.seen = sum(ended)
+        self.doubt = 1 / math.sqrt(1 / DOUBT**2 + self.seen / ONE)
         at_risk = self.seen + sum(censored)
         first = next((at for at, count in enumerate(ended) if count), bucket_of(NO_HISTORY_SECONDS))
         self.alive: list[float] = []

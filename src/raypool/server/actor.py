@@ -20,6 +20,7 @@ from raypool.core import events as ev
 from raypool.core.broker import Broker
 from raypool.core.config import warnings_of
 from raypool.core.dry_run import DryRun, dry_run
+from raypool.core.eta import Expected
 from raypool.core.instructions import (
     ChangeStatus,
     CreatePlacementGroup,
@@ -106,7 +107,7 @@ class PoolBroker:
         self._owners = Owners(lambda: self.broker, cluster, self._feed, self._now)
         self._audit = Audit(cluster, self._placements)
         self._spare = Spare(self._now)
-        self._etas = Etas(lambda: self.broker, lambda: self._journal.number, self._now)
+        self._etas = Etas(lambda: self.broker, lambda: self._journal.number, self._now, self._spawn)
         self._versions: dict[str, int] = {}
         self._first_version = 0
         self._watchers: dict[str, list[asyncio.Future[None]]] = {}
@@ -349,19 +350,19 @@ class PoolBroker:
         """Long-poll: answers when the request's version is above `seen`, or when time is up.
 
         Returns {"version": int, "request": view}; with `explain`, when it still waits as it did, "why" too: the facts
-        of an ExplanationView, and what would start it as far as there is time to look for it.
+        of an ExplanationView, and what would start it as far as there is time to look for it. When it is expected to
+        start is told as far as it is known: nobody who waits is held up by looking ahead.
         """
         request = self._known(request_id)
         if self._version(request.id) <= seen:
-            await self._changed(request.id, min(timeout_seconds, WATCH_MOST_SECONDS))
-        starts: dict[str, Eta] = {}
-        would_start = None
-        if self._version(request_id) <= seen:  # nothing new: he waits, and may want to know for how long
-            starts = await self._starts([request_id])
             if explain:
-                would_start = await self._hints(request_id)
+                self._etas.look_beside([request_id])
+            await self._changed(request.id, min(timeout_seconds, WATCH_MOST_SECONDS))
+        would_start = None
+        if explain and self._version(request_id) <= seen:
+            would_start = await self._hints(request_id)
         request, version = self._known(request_id), self._version(request_id)
-        eta = starts.get(request_id, UNKNOWN)
+        eta = self._from_now(self._etas.known([request_id])).get(request_id, UNKNOWN)
         answer = {"version": version, "request": view_request(self.broker, request, None, eta).as_dict()}
         if would_start is not None and version <= seen and request.status is Status.PENDING:
             facts = view_explanation(self.broker, request, self._now(), eta)
@@ -428,8 +429,10 @@ class PoolBroker:
 
     async def _starts(self, ids: list[str], at_once: bool = False) -> dict[str, Eta]:
         """In how many seconds those of them that wait will start, as far as it is known."""
-        found = await self._etas.of(ids, at_once)
-        return {id: one.seconds_from(self._now()) for id, one in found.items()}
+        return self._from_now(await self._etas.of(ids, at_once))
+
+    def _from_now(self, starts: Mapping[str, Expected]) -> dict[str, Eta]:
+        return {id: one.seconds_from(self._now()) for id, one in starts.items()}
 
     async def forget(self, request_id: str) -> None:
         """Drops an ended request from memory. Raises Refused for one that has not ended."""
@@ -756,10 +759,11 @@ class PoolBroker:
             self._versions = {id: version for id, version in self._versions.items() if id in known}
             self._groups = {group: id for group, id in self._groups.items() if id in known}
 
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 def steady_clock() -> Callable[[], float]:

@@ -27,11 +27,10 @@ from raypool.view import (
 MOST_CONSEQUENCES = 20
 """So many consequences of each kind are told one by one."""
 
-Eta = tuple[float | None, float | None]
-"""p50 and p90, in seconds from now."""
+Eta = tuple[float | None, float | None, float | None]
+"""p50, p90, and later than what the first of these is that is None: in seconds from now."""
 
-
-UNKNOWN: Eta = (None, None)
+UNKNOWN: Eta = (None, None, None)
 
 
 def view_request(
@@ -89,6 +88,7 @@ def view_request(
         runs_until=request.may_run_until if request.status is Status.ALLOCATED else None,
         eta_p50_seconds=eta[0] if request.waiting else None,
         eta_p90_seconds=eta[1] if request.waiting else None,
+        eta_beyond_seconds=eta[2] if request.waiting else None,
     )
 
 
