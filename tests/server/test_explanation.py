@@ -10,6 +10,7 @@ from raypool.core.reasons import Evicted
 from raypool.core.snapshot import Snapshots
 from raypool.core.status import Status
 from raypool.core.victims import takers
+from raypool.core.what_if import search
 from raypool.errors import BrokerDegraded, Refused
 from raypool.server import actor, spare
 from raypool.server.explanation import view_explanation
@@ -241,13 +242,17 @@ def test_why_says_what_would_start_it_and_changes_nothing():
     run(story)
 
 
-def test_other_calls_are_answered_while_it_is_looked_for_what_would_start_it():
+def test_other_calls_are_answered_while_it_is_looked_for_what_would_start_it(monkeypatch):
+    begun = []
+    monkeypatch.setattr(actor, "search", lambda *args: begun.append(args) or search(*args))
+
     async def story():
         async with World(FakeCluster(node("n1", 8)), policies=[policy("red"), policy("blue")]) as world:
             await world.run("holder", "red", gpu=6)
             await world.submit("x", "blue", gpu=4)
             why = asyncio.ensure_future(world.actor.why("x"))
-            await asyncio.sleep(0)
+            while not begun:
+                await asyncio.sleep(0)
             await world.actor.release("holder")
             assert not why.done()
             assert (await why)["would_start"], "it speaks of the state in which it was asked"
