@@ -53,13 +53,20 @@ class Shortage:
         return cls(in_pool, under_limit)
 
     def __bool__(self) -> bool:
-        return any(left > 0 for left in self.in_pool.values()) or any(left > 0 for left in self.under_limit.values())
+        for left in self.in_pool.values():
+            if left > 0:
+                return True
+        for left in self.under_limit.values():
+            if left > 0:
+                return True
+        return False
 
     def helped_by(self, borrowed: Need, own_team: bool) -> bool:
         """Whether something borrowed is of a key that is still missing."""
-        return any(
-            self.in_pool.get(key, 0) > 0 or (own_team and self.under_limit.get(key, 0) > 0) for key, _ in borrowed
-        )
+        for key, _ in borrowed:
+            if self.in_pool.get(key, 0) > 0 or (own_team and self.under_limit.get(key, 0) > 0):
+                return True
+        return False
 
     def subtract(self, need: Need, own_team: bool, sign: int = 1) -> None:
         """Takes a whole holding off what is missing; with sign -1 puts it back."""
