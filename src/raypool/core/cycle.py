@@ -51,8 +51,10 @@ class Cycle:
         self.touched.clear()
 
     def _visiting_order(self, first: Iterable[Pool]) -> list[Pool]:
-        names = dict.fromkeys(pool.name for pool in first)
-        names.update(dict.fromkeys(sorted(self.touched)))
+        names = self.touched
+        if len(names) > 1:  # those in `first` are touched, too
+            names = dict.fromkeys(pool.name for pool in first)
+            names.update(dict.fromkeys(sorted(self.touched)))
         pools = [self.pools[name] for name in names if name in self.pools]
         return [pool for pool in pools if pool.queue.groups]
 
