@@ -33,6 +33,9 @@ POOLS: dict[str, Any] = {
 """One task of the component `tasks` has room at a time."""
 
 
+LOGGER = logging.getLogger("raypool")
+
+
 class _Running:
     """The cluster that runs now, if one does."""
 
@@ -61,12 +64,14 @@ class _Running:
             self.cluster.add_node(wait=False, num_cpus=8, num_gpus=GPUS, object_store_memory=STORE_BYTES)
         self.cluster.wait_for_nodes()
         ray.init(address=self.cluster.address, log_to_driver=False)
+        LOGGER.setLevel(logging.ERROR)  # a broker that was stopped is missed, loudly
 
     def end(self) -> None:
         if self.cluster is None:
             return
         import ray
 
+        LOGGER.setLevel(logging.NOTSET)
         ray.shutdown()
         self.cluster.shutdown()
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -83,7 +88,6 @@ def new_broker(report_ms: int) -> Any:
         RUNNING.start(report_ms)
     import raypool
 
-    logging.getLogger("raypool").setLevel(logging.ERROR)  # a broker that was stopped is missed, loudly
     raypool.start()
     raypool.stop()
     return raypool.start(POOLS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +13,6 @@ import ray
 from benchmarks.__main__ import main
 from benchmarks.ray_cluster import RUNNING
 
-pytestmark = pytest.mark.ray
-
 
 @pytest.fixture
 def ended() -> Iterator[None]:
@@ -21,6 +20,7 @@ def ended() -> Iterator[None]:
     yield
     RUNNING.end()
     assert not ray.is_initialized()
+    assert logging.getLogger("raypool").level == logging.NOTSET, "other tests read what is logged"
 
 
 def test_every_benchmark_on_a_cluster_runs_and_yields_figures(tmp_path: Path, ended: None) -> None:
