@@ -8,7 +8,8 @@ import pytest
 
 from raypool.core.eta import Expected
 from raypool.server import etas
-from raypool.server.etas import ADVANCE_SECONDS, PATIENCE_SECONDS, REST, SHARE, SHARE_FOR_UNKNOWN, Budget, Etas
+from raypool.server.etas import ADVANCE_SECONDS, PATIENCE_SECONDS, REST, SHARE, SHARE_FOR_UNKNOWN, Etas
+from raypool.server.spare import Budget
 
 from .virtual_time import run
 from .world import World

@@ -23,6 +23,7 @@ from typing import Any
 
 from raypool.core.broker import Broker
 from raypool.core.eta import Expected, Forecast
+from raypool.server.spare import Budget
 
 logger = logging.getLogger("raypool")
 
@@ -43,24 +44,6 @@ REST = 4
 
 STEADY_SECONDS = 30.0
 """While nothing happens a look is good for so long: what runs gets older."""
-
-
-class Budget:
-    """A share of the time, for work whose cost is known only when it is done. ahead: how much more was done than
-    the share allows until now; it gets less as time passes. What begins while `ahead <= most` keeps
-    `work in any T seconds <= share * T + most + the last piece of work`."""
-
-    def __init__(self, share: float, now: Callable[[], float]) -> None:
-        self._share = share
-        self._now = now
-        self._even_at = 0.0
-
-    @property
-    def ahead(self) -> float:
-        return max(self._even_at - self._now(), 0.0) * self._share
-
-    def charge(self, seconds: float) -> None:
-        self._even_at = max(self._even_at, self._now()) + seconds / self._share
 
 
 class Etas:
