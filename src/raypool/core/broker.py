@@ -599,10 +599,6 @@ class Broker:
             return asked or 0.0
         return pool.spec.grace_seconds if asked is None else min(asked, pool.spec.grace_seconds)
 
-    def _changed(self, pool: Pool) -> None:
-        pool.stale()
-        self._cycle.touch(pool)
-
     # --- what Ray says ------------------------------------------------------------------------
 
     def _take_back(self, allocation: Allocation) -> None:
@@ -1059,7 +1055,8 @@ class Broker:
             if marked_in in request.queued:
                 self._cycle.mark(request, self.pools[marked_in])
             for pool in request.queued.values():
-                self._changed(pool)
+                pool.stale()
+                self._cycle.touch(pool)
 
 
 def _left_as(request: Request) -> Status:

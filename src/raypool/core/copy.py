@@ -20,7 +20,6 @@ from raypool.core.pool import Pool
 from raypool.core.reasons import GroupLost, NodeLost
 from raypool.core.request import Allocation, Request
 from raypool.core.snapshot import charge_what_is_held
-from raypool.core.walk import rank
 
 # All slots of one, and what puts each into another: a copy of thousands is made while somebody waits.
 _request_slots = attrgetter(*Request.__slots__)
@@ -75,7 +74,7 @@ def _left_out(broker: Broker, keep: str) -> set[Request]:
     waiting: set[Request] = set()
     for pool in broker.pools.values():
         first.update(pool.marked)
-        groups = sorted(pool.queue.groups.values(), key=lambda group: rank(group.account, group, group.first.number))
+        groups = sorted(pool.queue.groups.values(), key=attrgetter("first_rank"))
         for group in groups[:SHORT_GROUPS]:
             first.update(islice(group.members, SHORT_MEMBERS))
         waiting.update(pool.queue)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from raypool.core.ledger import Standing
 from raypool.core.pool import Pool, by_preference
-from raypool.core.queue import Group, Rank
+from raypool.core.queue import Group
 from raypool.core.reasons import (
     Behind,
     BeingPlaced,
@@ -25,7 +26,7 @@ from raypool.core.reasons import (
     RoomElsewhere,
 )
 from raypool.core.request import Need, Request
-from raypool.core.walk import Figures, rank, walk
+from raypool.core.walk import Figures, walk
 
 if TYPE_CHECKING:
     from raypool.core.broker import Broker
@@ -84,7 +85,7 @@ class Explanation:
         """Who stands before it in line, the first `AHEAD_NAMED` of them."""
         if not self._first:
             # They are in those groups whose first members come first.
-            groups = heapq.nsmallest(AHEAD_NAMED, self.pool.queue.groups.values(), key=_first_rank)
+            groups = heapq.nsmallest(AHEAD_NAMED, self.pool.queue.groups.values(), key=attrgetter("first_rank"))
             members = [
                 (*_class_of(group), member.number, member)
                 for group in groups
@@ -163,10 +164,5 @@ class Explanation:
         )
 
 
-def _first_rank(group: Group) -> Rank:
-    """Where its first member stands when a walk begins."""
-    return rank(group.account, group, group.first.number)
-
-
 def _class_of(group: Group) -> tuple[int, int]:
-    return _first_rank(group)[:2]
+    return group.first_rank[:2]

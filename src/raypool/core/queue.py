@@ -57,10 +57,19 @@ class Group:
             return int(self.preemptible)
         return REST
 
+    def rank(self, place: int, number: int) -> Rank:
+        """Where its member of that number stands in the walk, when the group has that place: the order of waiters."""
+        return place, -self.account.priority, number
+
     @property
     def first(self) -> Request:
         first: Request = self.members[0]
         return first
+
+    @property
+    def first_rank(self) -> Rank:
+        """Where its first member stands when a walk begins."""
+        return self.rank(self.place(self.account), self.first.number)
 
     def before(self, number: int) -> int:
         """How many members have a smaller number."""
@@ -111,7 +120,7 @@ class Line:
             request = group.members[at]
             best = found[place]
             if best is None or request.number < best[2]:
-                found[place] = (place, -self.account.priority, request.number, request, group)
+                found[place] = (*group.rank(place, request.number), request, group)
         last, over = found[REST], None
         if last is not None and standing.over_limit(last[4].need):
             found[REST], over = None, last[:3]

@@ -211,7 +211,7 @@ class ResumableWalk(Outcome):
         if not self.settled:
             self.figures.follow()
         place = group.place(self.figures.standing(account))
-        rank = place, -account.priority, request.number
+        rank = group.rank(place, request.number)
         if place == REST and not group.preemptible:
             return True  # passed over, and holds up nobody
         if account in self._heads:
@@ -341,7 +341,7 @@ class ResumableWalk(Outcome):
             if place == REST and (standing.over_limit(group.need) or self._held_back(group.account)):
                 continue
             request = group.members[at]
-            rank = place, -group.account.priority, request.number
+            rank = group.rank(place, request.number)
             if best is None or rank < best[0]:
                 best = rank, request
         return best[1] if best else None
@@ -373,6 +373,6 @@ class ResumableWalk(Outcome):
                 place = group.place(standing)
                 if group is self.group or (place == REST and not group.preemptible):
                     continue
-                if (place, -account.priority, group.first.number) < self._rank:
+                if group.rank(place, group.first.number) < self._rank:
                     return False
         return True

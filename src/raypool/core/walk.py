@@ -1,8 +1,9 @@
 """The walk over one pool's queue (semantics 4): who is granted, set aside, passed over, blocked.
 
 A walk changes nothing: it works on a copy of the pool's figures, made only where it charges
-something to it. The order of waiters is `rank`, and nowhere else. This is the rule written plainly, for explanations
-and look-aheads; decisions are made by a walk that does not begin anew after every event (resumable.py).
+something to it. The order of waiters is `Group.rank` (queue.py), and nowhere else. This is the rule written
+plainly, for explanations and look-aheads; decisions are made by a walk that does not begin anew after every event
+(resumable.py).
 
 The order, all evaluated on the copy as the walk goes:
     1. non-preemptible inside its reserve; then preemptible inside its reserve; then the rest
@@ -136,7 +137,7 @@ class PlainOutcome(Outcome):
 
 def rank(standing: Standing, group: Group, number: int) -> Rank:
     """Where a request stands in the walk; smaller is earlier."""
-    return group.place(standing), -group.account.priority, number
+    return group.rank(group.place(standing), number)
 
 
 def walk(
