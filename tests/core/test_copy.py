@@ -7,6 +7,7 @@ from raypool.core.copy import copy_of
 from raypool.core.records import decision_of
 from raypool.core.snapshot import Snapshots
 from raypool.errors import Refused
+from raypool.spec import RequestSpec
 
 from .core_rules import CoreRules
 from .histories import random_history, trace
@@ -50,6 +51,17 @@ class BesideACopy(CoreRules):
 def test_a_copy_decides_the_same_before_any_event(first):
     for seed in range(first, first + (10 if HISTORIES > 10 else 2)):
         trace(random_history(seed), BesideACopy)
+
+
+def test_what_is_worked_out_of_kinds_of_requests_is_bounded(monkeypatch):
+    monkeypatch.setattr("raypool.core.asks.KEPT", 5)
+    story = Story([pool(gpu=8)])
+    story.nodes(node("n1", 8))
+    for i in range(12):
+        story.broker.handle(ev.Submitted(RequestSpec(id=f"r{i}", component="red", description=f"kind {i}")), 0.0)
+    broker = story.broker
+    for memo in (broker._asks._by_value, broker._chances, broker._misfits, broker.pools["p"]._needs):
+        assert 0 < len(memo) <= 5, memo
 
 
 def test_a_copy_leaves_out_what_is_over_unless_it_may_still_be_met():

@@ -9,13 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from raypool.core.lifetimes import size_class
 from raypool.spec import Demand, RequestSpec, ResourceSettings
 
 KEPT = 10_000
-"""So many kinds are looked up; when there are more, the table begins anew. What is in use stays as it is."""
+"""So many kinds a `Memo` has at most."""
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Memo(dict[K, V]):
+    """What was worked out of kinds of requests. When there are too many it begins anew; what is in use elsewhere
+    stays as it is."""
+
+    def keep(self, key: K, value: V) -> V:
+        if len(self) >= KEPT:
+            self.clear()
+        self[key] = value
+        return value
+
 
 OWN = ("id", "retry_of")
 """The fields of a spec that are a request's own."""
@@ -47,16 +62,12 @@ class Asks:
     """The kinds that were asked for lately, by what they are."""
 
     def __init__(self) -> None:
-        self._by_value: dict[Any, Ask] = {}
+        self._by_value: Memo[Any, Ask] = Memo()
 
     def of(self, spec: RequestSpec) -> Ask:
         key = self._key(spec)
         ask = self._by_value.get(key)
-        if ask is None:
-            if len(self._by_value) >= KEPT:
-                self._by_value.clear()
-            ask = self._by_value[key] = Ask(spec)
-        return ask
+        return self._by_value.keep(key, Ask(spec)) if ask is None else ask
 
     @staticmethod
     def _key(spec: RequestSpec) -> Any:

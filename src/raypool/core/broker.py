@@ -20,7 +20,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from raypool.core import events as ev
-from raypool.core.asks import Ask, Asks
+from raypool.core.asks import Ask, Asks, Memo
 from raypool.core.bundles import Bundle, bundles_of
 from raypool.core.config import Policies, faults_of, merged
 from raypool.core.cycle import Cycle
@@ -64,9 +64,6 @@ ENDED_KEPT = 10_000
 TAKE_UP_SECONDS = 5.0
 """How long the room of a request that lost a node is kept for who takes it up: he needs a moment to ask, and
 without it somebody behind him would have the room by then."""
-
-CHANCES_KEPT = 10_000
-"""Of so many kinds of requests it is kept where they may stand in line."""
 
 BACK_OFF_SECONDS = 1.0
 BACK_OFF_MOST_SECONDS = 60.0
@@ -134,8 +131,8 @@ class Broker:
         self._deadlines: list[tuple[float, int, str, str]] = []
         self._instructions: list[Instruction] = []
         self._asks = Asks()
-        self._chances: dict[Ask, Chances] = {}
-        self._misfits: dict[tuple[str, Ask], Misfit | None] = {}
+        self._chances: Memo[Ask, Chances] = Memo()
+        self._misfits: Memo[tuple[str, Ask], Misfit | None] = Memo()
         self._first: Sequence[Pool] = ()
         self._appliers: dict[type, Callable[[Any], None]] = {
             ev.Submitted: self._submitted,
@@ -235,14 +232,12 @@ class Broker:
             if pool.ineligible(request.owner, request.demand, request.preemptible) is None
         ]
         pools.sort(key=lambda pool: (-pool.priority(request), pool.name))
-        if len(self._chances) >= CHANCES_KEPT:
-            self._chances.clear()
-        chances = self._chances[request.ask] = Chances(
+        chances = Chances(
             tuple((pool, pool.ledger.accounts[request.owner], pool.need(request)) for pool in pools),
             tuple(sorted(pools, key=lambda pool: pool.name)),
             any(self._infeasible(request, pool) is not None for pool in pools),
         )
-        return chances
+        return self._chances.keep(request.ask, chances)
 
     def _judge_anew(self) -> None:
         """Pools, policies or nodes are others: where anybody may stand in line has to be worked out again."""
@@ -822,7 +817,7 @@ class Broker:
         if key not in self._misfits:
             rooms = {n.id: n.resources for n in self.nodes if n.has_labels(pool.spec.node_labels)}
             found = find_nodes(self.bundles(spec, pool), spec.strategy, rooms)
-            self._misfits[key] = found if isinstance(found, Misfit) and found.certain else None
+            self._misfits.keep(key, found if isinstance(found, Misfit) and found.certain else None)
         misfit = self._misfits[key]
         return Infeasible(pool.name, misfit.as_need) if misfit is not None else None
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from itertools import islice
 from operator import attrgetter
 
+from raypool.core.asks import Memo
 from raypool.core.broker import Broker, World
 from raypool.core.lifetimes import Lifetimes
 from raypool.core.pool import Pool
@@ -43,7 +44,7 @@ def copy_of(broker: Broker, world: World | None = None, short_for: str | None = 
     twin.lifetimes = {kind: Lifetimes.of(found.row()) for kind, found in broker.lifetimes.items()}
     twin._number, twin._serial = broker._number, broker._serial
     twin._deadlines = broker._deadlines[:]
-    twin._asks, twin._misfits = broker._asks, dict(broker._misfits)
+    twin._asks, twin._misfits = broker._asks, Memo(broker._misfits)
     for name, pool in broker.pools.items():
         new = twin.pools[name] = Pool(pool.spec, pool.policies)
         new.neighbours, new.lowered = pool.neighbours, pool.lowered

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from raypool.core.asks import Ask
+from raypool.core.asks import Ask, Memo
 from raypool.core.ledger import Account, Ledger, is_room
 from raypool.core.queue import Group, Queue
 from raypool.core.reasons import Ineligible, Reason
@@ -17,9 +17,6 @@ from raypool.core.resumable import ResumableWalk
 from raypool.spec import GPU, MCPU, MEMORY_MB, PolicySpec, PoolSpec
 
 Owner = tuple[str, str]
-
-NEEDS_KEPT = 10_000
-"""Of so many kinds of requests it is kept what they need in the pool's keys."""
 
 
 class Pool:
@@ -42,7 +39,7 @@ class Pool:
         self.explanation: object = None  # see explain.py
         self.lowered = False  # capacity, a reserve or a limit was lowered under work that still runs
         self._walk: ResumableWalk | None = None
-        self._needs: dict[Ask, Need] = {}
+        self._needs: Memo[Ask, Need] = Memo()
         self._only_here: Mapping[str, Pool] = {self.name: self}
 
     # --- eligibility (semantics 2) ------------------------------------------------------------
@@ -68,11 +65,7 @@ class Pool:
     def need(self, request: Request) -> Need:
         """The request's demand in this pool's keys."""
         need = self._needs.get(request.ask)
-        if need is None:
-            if len(self._needs) >= NEEDS_KEPT:
-                self._needs.clear()
-            need = self._needs[request.ask] = self.ledger.need(request.demand)
-        return need
+        return self._needs.keep(request.ask, self.ledger.need(request.demand)) if need is None else need
 
     def grants_at_once(self, account: Account, need: Need, preemptible: bool) -> bool:
         """Whether a walk would grant it, if nobody else waited here. (Where there is room for it, it is not over its
