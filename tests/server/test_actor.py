@@ -174,6 +174,43 @@ def test_watch_answers_when_its_time_is_up_and_never_later_than_a_minute():
     run(story)
 
 
+def wanted(id, gpu=1):
+    return {"id": id, "component": "red", "resources": {"gpu_count": gpu}}
+
+
+def test_one_call_asks_and_answers_when_the_room_is_there_and_nothing_comes_of_asking_twice():
+    async def story():
+        async with World(HeldBackCluster()) as world:
+            asking = [
+                asyncio.create_task(seconds_of(world.actor.acquire(wanted("a"), "01", None, 30))) for _ in range(2)
+            ]
+            await world.pass_seconds(7)
+            world.cluster.let("/a")
+            for asked in asking:
+                seconds, answer = await asked
+                assert 7 <= seconds < 7.1
+                assert answer["request"]["status"] == "allocated"
+                assert answer["version"] == (await world.actor.watch("a", -1, 0))["version"]
+            assert len(world.cluster.groups) == 1
+
+    run(story)
+
+
+def test_one_call_that_asks_says_how_it_stands_when_its_time_is_up_and_why_if_that_is_asked():
+    async def story():
+        async with World() as world:
+            await world.run("all", gpu=8)
+            for explain, told in ((False, None), (True, "'a' waits")):
+                seconds, answer = await seconds_of(world.actor.acquire(wanted("a"), "01", None, 5, explain))
+                assert seconds == pytest.approx(5)
+                assert answer["request"]["status"] == "pending"
+                assert str(answer.get("why", {"sentence": None})["sentence"]).startswith(str(told))
+            seconds, answer = await seconds_of(world.actor.acquire(wanted("b", 9), "01", None, 5))
+            assert (seconds, answer["request"]["status"]) == (0, "rejected")
+
+    run(story)
+
+
 def test_everybody_who_watches_is_told_of_a_notice_and_of_the_end():
     async def story():
         async with World(FakeCluster(), [pool(grace_seconds=10)], TWO_TEAMS) as world:

@@ -103,7 +103,7 @@ class PoolBroker:
         self._journal = Journal(
             store or store_at(RAY, cluster), self._carry_out, self._snapshot, self._living, self._degrade
         )
-        self._placements = Placements(cluster, self._feed, self._now)
+        self._placements = Placements(cluster, self._feed, self._now, self._somebody_waits)
         self._owners = Owners(lambda: self.broker, cluster, self._feed, self._now)
         self._audit = Audit(cluster, self._placements)
         self._spare = Spare(self._now)
@@ -263,6 +263,28 @@ class PoolBroker:
         holder: the process that waits for it, if it is to end with that process: it is expected to be
         `here`. Raises SpecError, and Refused for an id that stands for something else.
         """
+        return self._view(await self._submit(spec, job, holder))
+
+    async def acquire(
+        self,
+        spec: dict[str, Any],
+        job: str | None,
+        holder: str | None,
+        timeout_seconds: float,
+        explain: bool = False,
+    ) -> dict[str, Any]:
+        """`submit` and the `watch` after it in one call: answers when it can be used, when it has ended, or when time
+        is up. Raises what they raise."""
+        id = await self._submit(spec, job, holder)
+        until = self._now() + min(timeout_seconds, WATCH_MOST_SECONDS)
+        if explain and self._known(id).waiting:
+            self._etas.look_beside([id])
+        while self._known(id).status is Status.PENDING and self._now() < until:
+            await self._changed(id, until - self._now())
+        return await self._told(id, self._version(id), explain)
+
+    async def _submit(self, spec: dict[str, Any], job: str | None, holder: str | None) -> str:
+        """Returns its id once it is durable."""
         self._refuse_if_stopping()
         wanted: RequestSpec = RequestSpec.load(spec)
         known = self.broker.requests.get(wanted.id)
@@ -273,7 +295,7 @@ class PoolBroker:
             self._handle(ev.Submitted(wanted, job, holder))
             self._owners.take_up(self.broker.requests[wanted.id])
             await self._durable()
-        return self._view(wanted.id)
+        return wanted.id
 
     async def submit_many(
         self, bodies: list[dict[str, Any]], ids: list[str], body_of: list[int], job: str | None
@@ -291,7 +313,7 @@ class PoolBroker:
         for event, told in batch.submissions():
             self._decide(now, event, told)
             self._owners.take_up(self.broker.requests[event.spec.id])
-        self._set_timer()
+        self._decided()
         rows = [self._submission_row(self.broker.requests[id]) for id in ids]
         await self._durable()
         return rows
@@ -358,8 +380,12 @@ class PoolBroker:
             if explain:
                 self._etas.look_beside([request_id])
             await self._changed(request.id, min(timeout_seconds, WATCH_MOST_SECONDS))
+        return await self._told(request_id, seen, explain)
+
+    async def _told(self, request_id: str, seen: int, explain: bool) -> dict[str, Any]:
+        """What `watch` returns."""
         would_start = None
-        if explain and self._version(request_id) <= seen:
+        if explain and self._version(request_id) <= seen and self._known(request_id).status is Status.PENDING:
             would_start = await self._hints(request_id)
         request, version = self._known(request_id), self._version(request_id)
         eta = self._from_now(self._etas.known([request_id])).get(request_id, UNKNOWN)
@@ -632,13 +658,14 @@ class PoolBroker:
     def _handle(self, event: ev.Event) -> None:
         """Has it handled and written down. Raises Refused, BrokerFault."""
         self._decide(self._now(), event)
-        self._set_timer()
+        self._decided()
 
     def _decide(self, now: float, event: ev.Event, told: str | None = None) -> None:
         """The same but for the timer. An event that the core stumbles over leaves no trace: what it has spoilt is
         made again from the journal. told: the event's own text, where it is there already."""
         try:
-            self._journal.add(now, event, self.broker.handle(event, now), told)
+            decided = self.broker.handle(event, now)
+            self._journal.add(now, event, decided, told)
         except Refused:
             raise
         except Exception as error:
@@ -651,6 +678,15 @@ class PoolBroker:
             ) from error
         if isinstance(event, ev.PlacementReady):
             self._groups[event.group_id] = event.request
+        if any(isinstance(one, CreatePlacementGroup) for one in decided):
+            self._placements.look_ahead()
+
+    def _decided(self) -> None:
+        self._set_timer()
+        self._placements.look_for_who_waits()
+
+    def _somebody_waits(self) -> bool:
+        return any(pool.queue.groups for pool in self.broker.pools.values())
 
     def _degrade(self, why: str) -> None:
         """From now on questions are answered, and nothing is changed any more."""

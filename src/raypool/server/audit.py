@@ -47,13 +47,13 @@ class Audit:
                 logger.exception("comparing with the cluster failed; trying again")
 
     async def look(self) -> None:
-        free = await self.placements.trusted_figures()
-        if free is None:
+        figures = await self.placements.trusted_figures()
+        if figures is None:
             return
-        seen = used_by_others(self.placements.nodes, free, self.placements.groups)
+        seen = used_by_others(self.placements.nodes, figures.rooms, self.placements.groups)
         self._seen, self._stable = seen, seen_twice(self._seen, seen)
-        self.placements.see_what_left(free)
-        await self.placements.look_after(free)
+        self.placements.see_what_left(figures)
+        await self.placements.look_after(figures.rooms)
 
     def outside(self, pools: Iterable[PoolSpec]) -> list[dict[str, Any]]:
         """What work outside of the broker uses of what pools count on, by node and resource."""

@@ -1,18 +1,19 @@
 """The only file that asks Ray anything on the broker's behalf: nodes, placement groups, jobs, the store.
 
 Ray's own calls block, and hang while the GCS is down, so they run in executor threads and the broker's
-loop stays free: one thread for the store, which everything waits for, and one for the rest. Placement
-groups are looked up by id, never listed: Ray never forgets a removed one, and a list of thousands takes
-seconds. The fake in tests/server has the same methods.
+loop stays free: one thread for the store, which everything waits for, some that make placement groups, and
+one for the rest. Placement groups are looked up by id, never listed: Ray never forgets a removed one, and a
+list of thousands takes seconds. The fake in tests/server has the same methods.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import ray
 import ray.exceptions
@@ -29,10 +30,20 @@ from ray.util.placement_group import (
 from raypool.core.bundles import Bundle
 from raypool.core.nodes import Node
 
+logger = logging.getLogger("raypool")
+
 T = TypeVar("T")
 Rooms = dict[str, dict[str, float]]
+Look = tuple[str | None, tuple[str, ...]]
 
 KV_NAMESPACE = b"raypool"
+
+MAKERS = 8
+"""So many placement groups are made at a time."""
+
+MADE_SOON_SECONDS = 1
+"""So long the thread that had a group made stays with it, until it is CREATED; then it is waited for without one.
+Ray takes whole seconds."""
 
 REPAIR_LOOK_SECONDS = 0.1
 """How soon a group that was ready and lacks a node is looked at again."""
@@ -48,7 +59,8 @@ class RayCluster:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="raypool-gcs")
         self._store_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="raypool-store")
-        self._ready_refs: dict[str, PlacementGroup] = {}
+        self._makers = ThreadPoolExecutor(max_workers=MAKERS, thread_name_prefix="raypool-groups")
+        self._made: dict[str, asyncio.Task[Look]] = {}  # by group id: how each was seen first
         self._asked: dict[object, float] = {}
 
     async def _ask(self, call: Callable[[], T], thread: ThreadPoolExecutor | None = None) -> T:
@@ -95,21 +107,33 @@ class RayCluster:
     async def create_group(
         self, name: str, bundles: Sequence[Bundle], strategy: str, labels: Mapping[str, str]
     ) -> str:
-        """Asks for a detached placement group; returns its id. Raises what Ray raises."""
+        """Asks for a detached placement group; returns its id. Raises what Ray raises.
 
-        def create() -> PlacementGroup:
+        The thread goes on to wait for it and to look at it: `created` has the answer without asking anew.
+        """
+        loop = asyncio.get_running_loop()
+        id_told: asyncio.Future[str] = loop.create_future()
+
+        def make() -> Look:
             selector = [dict(labels)] * len(bundles) if labels else None
-            return placement_group(
+            group = placement_group(
                 [dict(bundle) for bundle in bundles],
                 strategy=strategy,
                 name=name,
                 lifetime="detached",
                 bundle_label_selector=selector,
             )
+            loop.call_soon_threadsafe(_tell, id_told, str(group.id.hex()))
+            return _look(group) if group.wait(MADE_SOON_SECONDS) else (None, ())
 
-        group = await self._ask(create)
-        self._ready_refs[group.id.hex()] = group
-        return str(group.id.hex())
+        making = loop.create_task(self._ask(make, self._makers))
+        first: set[asyncio.Future[Any]] = {id_told, making}
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        if not id_told.done():
+            making.result()
+        group_id = id_told.result()
+        self._made[group_id] = making
+        return group_id
 
     async def find_group(self, name: str) -> str | None:
         """The id of the group of that name that is not removed; None if there is none."""
@@ -124,25 +148,34 @@ class RayCluster:
 
     async def created(self, group_id: str) -> tuple[str, ...]:
         """Waits until the group is CREATED; returns the node of each bundle. Raises GroupGone."""
-        group = self._ready_refs.pop(group_id, None) or handle(group_id)
-        while True:
+        state, nodes = await self._first_look(group_id)
+        while not (state == "CREATED" and all(nodes)):
             try:
-                await group.ready()
+                await handle(group_id).ready()
             except ray.exceptions.TaskPlacementGroupRemoved:
                 raise GroupGone(group_id) from None
             state, nodes = await self.look(group_id)
             if state in (None, "REMOVED"):
                 raise GroupGone(group_id)
-            if state == "CREATED" and all(nodes):
-                return nodes
-            await asyncio.sleep(REPAIR_LOOK_SECONDS)  # a node of it has died since: ready() waits for the repair
+            if not all(nodes):  # a node of it has died since: ready() waits for the repair
+                await asyncio.sleep(REPAIR_LOOK_SECONDS)
+        return nodes
 
-    async def look(self, group_id: str) -> tuple[str | None, tuple[str, ...]]:
+    async def _first_look(self, group_id: str) -> Look:
+        """As it was when its making was over; None and nothing if that is not known."""
+        making = self._made.pop(group_id, None)
+        if making is None:
+            return None, ()
+        try:
+            return await making
+        except Exception as error:  # noqa: BLE001 - whatever Ray has: the group was made, and is asked after
+            logger.info("placement group %s was made, and then: %s", group_id, error)
+            return None, ()
+
+    async def look(self, group_id: str) -> Look:
         """The group's state (PENDING, PREPARED, CREATED, RESCHEDULING or REMOVED; None if Ray has never heard of
         it), and the node of each bundle: "" while it has none."""
-        table = await self._ask(lambda: placement_group_table(handle(group_id)))
-        nodes = table.get("bundles_to_node_id", {})
-        return table.get("state"), tuple(nodes[index] for index in sorted(nodes))
+        return await self._ask(lambda: _look(handle(group_id)))
 
     async def remove_group(self, group_id: str) -> None:
         """Asks Ray to remove it. Only for a group that was CREATED: Ray leaks the bundles of others. It may
@@ -206,6 +239,17 @@ class RayCluster:
         await self._ask_store(
             lambda: internal_kv._internal_kv_del(prefix.encode(), del_by_prefix=True, namespace=KV_NAMESPACE)
         )
+
+
+def _look(group: PlacementGroup) -> Look:
+    table = placement_group_table(group)
+    nodes = table.get("bundles_to_node_id", {})
+    return table.get("state"), tuple(nodes[index] for index in sorted(nodes))
+
+
+def _tell(future: asyncio.Future[T], result: T) -> None:
+    if not future.done():
+        future.set_result(result)
 
 
 def handle(group_id: str) -> PlacementGroup:

@@ -9,8 +9,8 @@ Three rules, each because of what Ray does (docs/ray-facts.md):
 
 A group's name is that of the grant that it was made for, so a broker that comes back finds what it had begun
 (`take_up`). One that is handed over keeps its name and is found by its id.
-Nothing is decided here. One loop looks at the cluster while somebody looks for nodes or waits for a
-removal, and sleeps otherwise.
+Nothing is decided here. One loop looks at the cluster while somebody looks for nodes or waits for what is
+leaving, now and then while something leaves that nobody waits for, and sleeps otherwise.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from raypool.core import events as ev
 from raypool.core.bundles import Bundle, describe_bundle
@@ -36,8 +36,14 @@ LOOK_SECONDS = 0.005
 """How often the cluster is looked at while somebody waits for it. Ray's nodes report every 100 ms by
 default, every 10 ms as cluster.yaml sets it."""
 
+FRESH_SECONDS = 0.02
+"""So old what the nodes have free may be when somebody is placed by it: no more than a report is old anyway."""
+
 LOOK_SECONDS_UNCHANGED = 0.02
 """The same, once nothing has come of it for a second."""
+
+LOOK_SECONDS_UNHURRIED = 0.05
+"""The same while nobody waits for the room that becomes free."""
 
 CREATE_LEAST_SECONDS = 2.0
 """Once Ray was asked to create a group it gets at least this long, also at the end of its time."""
@@ -59,6 +65,13 @@ async def answered(ask: Callable[[], Awaitable[T]], what: str) -> T:
         except Exception:
             logger.exception("%s failed; trying again", what)
             await asyncio.sleep(NODES_SECONDS)
+
+
+class Figures(NamedTuple):
+    """What Ray sees as free on each node, and when it was asked: it may have seen later things or not."""
+
+    rooms: Rooms
+    asked_at: float
 
 
 @dataclass
@@ -103,19 +116,31 @@ class Placement:
 class Placements:
     """All placements of one broker.
 
-    feed: takes an event to the broker. clock: seconds, that of `Broker.handle`.
+    feed: takes an event to the broker. clock: seconds, that of `Broker.handle`. somebody_waits: whether there is
+    any request that stands in line.
     """
 
-    def __init__(self, cluster: RayCluster, feed: Callable[[ev.Event], None], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        cluster: RayCluster,
+        feed: Callable[[ev.Event], None],
+        clock: Callable[[], float],
+        somebody_waits: Callable[[], bool],
+    ) -> None:
         self.cluster = cluster
         self.feed = feed
         self.clock = clock
+        self.somebody_waits = somebody_waits
         self.phantom_seconds = PHANTOM_SECONDS
         self.nodes: tuple[Node, ...] = ()
         self._placements: dict[tuple[str, int], Placement] = {}
         self._wake = asyncio.Event()
+        self._latest: asyncio.Task[Figures] | None = None
+        self._latest_asked_at = float("-inf")
         self._tasks: set[asyncio.Task[None]] = set()
         self._nodes_read_at = float("-inf")
+        self._looked_at = float("-inf")
+        self._sleeps = False  # although something is leaving
 
     @property
     def idle(self) -> bool:
@@ -135,9 +160,23 @@ class Placements:
 
     # --- what the broker asks for -------------------------------------------------------------
 
+    def look_ahead(self) -> None:
+        """Somebody will have to be placed as soon as that is in the journal: the figures are asked for now."""
+        if not self._fresh:
+            self._ask_figures()
+
     def place(self, placement: Placement) -> None:
         self._placements[placement.request, placement.attempt] = placement
-        self._wake.set()
+        figures = self._at_hand()
+        if figures is not None:
+            self._settle(figures)
+        if placement.stage == "looking":
+            self._wake.set()
+
+    def look_for_who_waits(self) -> None:
+        """Somebody may have joined a line: what is leaving may be waited for from now on."""
+        if self._sleeps and self.somebody_waits():
+            self._wake.set()
 
     def take_up(self, placement: Placement) -> None:
         """A placement of the broker's life before: what has become of its group is looked for."""
@@ -222,23 +261,37 @@ class Placements:
             try:
                 await self.read_nodes()
                 await self._give_up_on_ray()
-                if self._waited_for and self._settle(await self.trusted_figures()):
-                    quiet_since = self.clock()
+                if self._look_in() <= 0:
+                    self._looked_at = self.clock()
+                    if self._settle(await self.trusted_figures()):
+                        quiet_since = self.clock()
             except Exception:
                 logger.exception("looking at the cluster failed; trying again")
                 await asyncio.sleep(NODES_SECONDS)
             await self._pause(quiet_since)
 
     async def _pause(self, quiet_since: float) -> None:
-        if self._waited_for:
+        if self._hurried:
             quiet = self.clock() - quiet_since > 1
             await asyncio.sleep(LOOK_SECONDS_UNCHANGED if quiet else LOOK_SECONDS)
             return
+        self._sleeps = bool(self._leaving)
         try:
-            await asyncio.wait_for(self._wake.wait(), NODES_SECONDS)
+            await asyncio.wait_for(self._wake.wait(), max(self._look_in(), LOOK_SECONDS))
         except asyncio.TimeoutError:
             return
+        finally:
+            self._sleeps = False
         self._wake.clear()
+
+    def _look_in(self) -> float:
+        """In how many seconds it is time to look at the cluster again; NODES_SECONDS if nothing calls for it."""
+        if self._hurried:
+            return 0.0
+        leaving = self._leaving
+        if not leaving:
+            return NODES_SECONDS
+        return max(self._looked_at, min(leaving)) + LOOK_SECONDS_UNHURRIED - self.clock()
 
     async def read_nodes(self) -> None:
         """Reads the list of nodes, at most once in NODES_SECONDS, and tells the broker if it changed."""
@@ -259,26 +312,61 @@ class Placements:
         return [one for one in self._placements.values() if one.stage in stages]
 
     @property
-    def _waited_for(self) -> bool:
-        """Whether somebody looks for nodes, or waits for a removal that may still be seen any moment."""
-        return any(
-            one.stage == "looking" or (one.stage == "leaving" and not one.stuck) for one in self._placements.values()
-        )
+    def _leaving(self) -> list[float]:
+        """Since when removals are waited for that may be seen any moment."""
+        return [one.left_at for one in self._in("leaving") if not one.stuck]
 
-    async def trusted_figures(self) -> Rooms | None:
+    @property
+    def _hurried(self) -> bool:
+        """Whether somebody looks for nodes, or stands in line while something leaves."""
+        if any(one.stage == "looking" for one in self._placements.values()):
+            return True
+        return bool(self._leaving) and self.somebody_waits()
+
+    def _ask_figures(self) -> asyncio.Task[Figures]:
+        """Answers come in the order of the questions: what one has shown, none that is used after it takes back."""
+
+        async def ask(asked_at: float) -> Figures:
+            return Figures(await self.cluster.free(), asked_at)
+
+        self._latest_asked_at = self.clock()
+        self._latest = asyncio.get_running_loop().create_task(ask(self._latest_asked_at))
+        self._latest.add_done_callback(_heard)
+        return self._latest
+
+    @property
+    def _fresh(self) -> bool:
+        """Whether the latest question for figures is as good as one that would be asked now."""
+        return 0 <= self.clock() - self._latest_asked_at < FRESH_SECONDS
+
+    def _at_hand(self) -> Figures | None:
+        """The answer to it, if it is there and can be true."""
+        latest = self._latest
+        if latest is None or not self._fresh or not latest.done() or latest.exception() is not None:
+            return None
+        figures = latest.result()
+        return None if self._doubtful(figures.rooms) else figures
+
+    async def _figures(self) -> Figures:
+        """Newer than all that were used before."""
+        latest = self._latest
+        under_way = latest is not None and self._fresh and not latest.done()
+        return await (latest if latest is not None and under_way else self._ask_figures())
+
+    async def trusted_figures(self) -> Figures | None:
         """What is free on each node; None if the figures cannot be true: for a second or two after the GCS was
         started again they show every node wholly free. A node that has shown one of our groups, and does not
         although the group is there, gives them away."""
-        free = await self.cluster.free()
-        if self._doubtful(free):
-            await self.look_after(free)  # somebody may have removed it
-        return None if self._doubtful(free) else free
+        figures = await self._figures()
+        if self._doubtful(figures.rooms):
+            await self.look_after(figures.rooms)  # somebody may have removed it
+        return None if self._doubtful(figures.rooms) else figures
 
     async def figures_within(self, seconds: float) -> Rooms | None:
         """The same for who only wants to know: nothing is looked into for it; None, too, if Ray does not answer in
         time."""
         try:
-            free = await asyncio.wait_for(self.cluster.free(), seconds)
+            free = (await asyncio.wait_for(asyncio.shield(self._ask_figures()), seconds)).rooms
         except Exception as error:  # noqa: BLE001 - whatever Ray's GCS has, it is not known then
             logger.info("what is free is not known: %s", error)
             return None
@@ -313,14 +401,14 @@ class Placements:
             for node in placement.nodes
         )  # fmt: skip
 
-    def _settle(self, free: Rooms | None) -> bool:
+    def _settle(self, figures: Figures | None) -> bool:
         """Does what the cluster's figures allow. True if anything came of it."""
-        if free is None:
+        if figures is None:
             return False
-        changed = self.see_what_left(free)
+        changed = self.see_what_left(figures)
         misfits: dict[Hashable, Misfit] = {}  # room only shrinks meanwhile, so what fitted nowhere still does
         for placement in self._in("looking"):
-            changed |= self._look(placement, free, misfits)
+            changed |= self._look(placement, figures.rooms, misfits)
         return changed
 
     def _drop_shown_claims(self, free: Rooms) -> None:
@@ -330,13 +418,15 @@ class Placements:
                     del placement.claims[node]
             placement.shown = bool(placement.group_id) and not placement.claims
 
-    def see_what_left(self, free: Rooms) -> bool:
+    def see_what_left(self, figures: Figures) -> bool:
         """Ends what the figures do not show any more, and gives up waiting for what they show too long."""
-        self._drop_shown_claims(free)
+        self._drop_shown_claims(figures.rooms)
         changed = False
         for placement in self._in("leaving"):
             seconds = self.clock() - placement.left_at
-            if not any(holds_group(room, placement.group_id) for room in free.values()):
+            if placement.left_at > figures.asked_at:
+                continue  # they may not know yet that it was there
+            if not any(holds_group(room, placement.group_id) for room in figures.rooms.values()):
                 self._over(placement.request, placement.attempt)
                 changed = True
             elif seconds >= self.phantom_seconds and not placement.stuck:
@@ -379,12 +469,12 @@ class Placements:
         then."""
         if not self._late_ones():
             return
-        free = await self.trusted_figures()
-        if free is None:
+        figures = await self.trusted_figures()
+        if figures is None:
             return
-        self._drop_shown_claims(free)
+        self._drop_shown_claims(figures.rooms)
         for placement in self._late_ones():
-            rooms = self._rooms(free, placement.labels, besides=placement)
+            rooms = self._rooms(figures.rooms, placement.labels, besides=placement)
             no_room = isinstance(find_nodes(placement.bundles, placement.strategy, rooms), Misfit)
             because = "others took the room" if no_room else "though the room for it is visible"
             seconds = self.clock() - placement.asked_at
@@ -513,6 +603,12 @@ class Placements:
         logger.warning("placement group '%s' is gone: %s", placement.name, why)
         del self._placements[placement.request, placement.attempt]
         self.feed(ev.PlacementLost(placement.request, placement.attempt, why))
+
+
+def _heard(answer: asyncio.Task[Figures]) -> None:
+    """Nobody may need it any more: then an error of Ray's is no news either."""
+    if not answer.cancelled():
+        answer.exception()
 
 
 def _claim(placement: Placement, nodes: Sequence[str]) -> None:

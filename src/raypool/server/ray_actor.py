@@ -12,7 +12,7 @@ from typing import Any
 CALLS = (
     "hello", "apply", "check", "preview", "detach_policy", "delete_pool", "config",
     "history", "config_of", "preview_rollback", "rollback",
-    "submit", "submit_many", "dry_run", "watch", "release", "cancel", "forget", "attach_actor",
+    "acquire", "submit", "submit_many", "dry_run", "watch", "release", "cancel", "forget", "attach_actor",
     "hold", "here", "bye",
     "describe", "why", "requests", "pool", "overview", "request_of_group", "end_all", "journal",
 )  # fmt: skip
