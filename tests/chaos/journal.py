@@ -18,10 +18,10 @@ from typing import Any
 from raypool.client.broker import BrokerLine
 from raypool.errors import Refused
 
-ASKS = {"submit": "asked", "release": "releasing", "cancel": "cancelling", "forget": "forgetting"}
+ASKS = {"acquire": "asked", "submit": "asked", "release": "releasing", "cancel": "cancelling", "forget": "forgetting"}
 """Calls that change a request, and what is written before they are sent."""
 
-TELLS = ("submit", "release", "cancel", "describe", "watch")
+TELLS = ("acquire", "submit", "release", "cancel", "describe", "watch")
 """Calls whose answer is how a request stands."""
 
 
@@ -54,7 +54,7 @@ def listen(journal: Journal) -> None:
 
     def listened_send(line: BrokerLine, method: str, *args: Any, **more: Any) -> Any:
         if method in ASKS:
-            journal.write(ASKS[method], id=args[0]["id"] if method == "submit" else args[0])
+            journal.write(ASKS[method], id=_id_in(args))
         return send(line, method, *args, **more)
 
     def listened_call(line: BrokerLine, method: str, *args: Any, **more: Any) -> Any:
@@ -85,7 +85,7 @@ def listen(journal: Journal) -> None:
 def _write_answer(journal: Journal, method: str, answer: Any) -> None:
     if method not in TELLS:
         return
-    view = answer["request"] if method == "watch" else answer
+    view = answer.get("request", answer)
     told = {name: view[name] for name in ("id", "status", "number", "reason", "group_id", "nodes", "retry_of")}
     journal.write("heard", to=method, **told)
 
@@ -93,6 +93,10 @@ def _write_answer(journal: Journal, method: str, answer: Any) -> None:
 def _write_error(journal: Journal, method: str, args: tuple[Any, ...], error: Exception) -> None:
     """A refusal is an answer; all else says that there was none."""
     if method in (*ASKS, *TELLS):
-        id = args[0]["id"] if method == "submit" else args[0]
         what = "refused" if isinstance(error, Refused) else "unanswered"
-        journal.write(what, to=method, id=id, error=type(error).__name__, message=str(error)[:2000])
+        journal.write(what, to=method, id=_id_in(args), error=type(error).__name__, message=str(error)[:2000])
+
+
+def _id_in(args: tuple[Any, ...]) -> Any:
+    """Of the request that a call is about: it begins with the id, or with the spec."""
+    return args[0]["id"] if isinstance(args[0], dict) else args[0]

@@ -30,7 +30,7 @@ AWAY = BrokerUnavailable("the broker does not answer")
 @pytest.fixture
 def line(monkeypatch: pytest.MonkeyPatch) -> FakeLine:
     made = FakeLine()
-    made.answers["watch"] = {"request": view().as_dict(), "version": 0}
+    made.answers["acquire"] = {"request": view().as_dict(), "version": 0}
     made.answers["describe"] = view().as_dict()
     monkeypatch.setattr(leases, "find_broker", lambda: made)
     monkeypatch.setattr(leases, "job_id", lambda: "01")
@@ -48,8 +48,8 @@ def a_lease() -> Lease:
 def test_who_asks_and_who_gives_back_says_of_which_job_and_process_he_is(line: FakeLine) -> None:
     a_lease().acquire().release()
     [(name, hold)], [((here, token), _)] = [line.sent[method] for method in ("hold", "here")]
-    submit, release = [call for call in line.calls if call[0] in ("submit", "release")]
-    assert submit[2:] == ("01", here) and name == (here,)
+    asked, release = [call for call in line.calls if call[0] in ("acquire", "release")]
+    assert asked[2:4] == ("01", here) and name == (here,)
     assert token == [hold]
     assert release == ("release", "r1", "01", True)
 
@@ -58,8 +58,8 @@ def test_a_detached_lease_has_no_owner(line: FakeLine) -> None:
     lease = Lease(RequestSpec(id="r1", component="red", lifetime="detached")).acquire()
     lease.release()
     assert line.sent == {}
-    submit, release = [call for call in line.calls if call[0] in ("submit", "release")]
-    assert (submit[2:], release[2:]) == ((None, None), (None, True))
+    asked, release = [call for call in line.calls if call[0] in ("acquire", "release")]
+    assert (asked[2:4], release[2:]) == ((None, None), (None, True))
 
 
 USES = {
@@ -174,7 +174,21 @@ def test_what_a_block_could_not_give_back_is_given_back_when_the_broker_is_there
     again, answer = line.open_call("release", 2)
     answer.set_exception(task_error(BrokerUnavailable("read-only, degraded")))
     line.open_call("release", 3)[1].set_result(None)
-    assert args == again == ("r1", "01")
+    assert args == again == ("r1", "01", True)
+
+
+def test_what_is_given_back_without_waiting_has_ended_here_at_once_and_is_said_until_it_is_heard(
+    line: FakeLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "LOOK_AGAIN_SECONDS", 0.01)
+    lease = a_lease().acquire()
+    lease.give_back()
+    lease.give_back()
+    assert lease.ended and lease.ending is None
+    line.open_call("release", 1)[1].set_exception(ray.exceptions.ActorUnavailableError("it starts again", None))
+    args, answer = line.open_call("release", 2)
+    answer.set_result(None)
+    assert args == ("r1", "01", True) and releases(line) == 0
 
 
 def test_a_release_that_failed_can_be_tried_again(line: FakeLine) -> None:

@@ -64,7 +64,8 @@ def test_one_pair_of_open_calls_serves_all_leases_and_ends_with_the_last() -> No
     assert (sent(line, "hold"), sent(line, "here")) == (2, 2)
 
 
-def test_a_loop_of_leases_one_after_the_other_stays() -> None:
+def test_a_loop_of_leases_one_after_the_other_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presence, "LINGER_SECONDS", 0.5)  # longer than a busy machine keeps the loop
     line = FakeLine()
     for _ in range(20):
         stays(line).leave()
@@ -148,7 +149,7 @@ def test_a_process_that_has_left_the_cluster_says_nothing_any_more(monkeypatch: 
 @pytest.fixture
 def line(monkeypatch: pytest.MonkeyPatch) -> FakeLine:
     made = FakeLine()
-    made.answers["watch"] = {"request": view().as_dict(), "version": 0}
+    made.answers["acquire"] = {"request": view().as_dict(), "version": 0}
     monkeypatch.setattr(leases, "find_broker", lambda: made)
     monkeypatch.setattr(leases, "job_id", lambda: "01")
     return made
@@ -180,7 +181,7 @@ def test_a_lease_that_was_taken_away_needs_it_no_more(line: FakeLine, end: str) 
     ("status", "error"), [("cancelled", RequestCancelled), ("pending", WaitTimeout)], ids=["ended", "time is up"]
 )
 def test_a_wait_that_failed_needs_it_no_more(line: FakeLine, status: str, error: type[Exception]) -> None:
-    line.answers["watch"] = {"request": view(status=status).as_dict(), "version": 0}
+    line.answers["acquire"] = {"request": view(status=status).as_dict(), "version": 0}
     began = time.monotonic()
     with pytest.raises(error):
         a_lease(wait_timeout_seconds=0).acquire()

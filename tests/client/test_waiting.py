@@ -27,29 +27,30 @@ def ask(line: FakeLine, timeout: float | None = None) -> Any:
 def test_it_is_asked_anew_by_a_broker_that_forgot_it_and_as_a_retry_after_it_lost_its_room() -> None:
     line = FakeLine()
     line.trouble["watch"] = [Refused("there is no request 'r1'")]
-    line.answers["watch"] = [told("preempted", reason="had to leave"), told("pending"), told("allocated")]
+    line.answers["acquire"] = [told("pending"), told("preempted", reason="had to leave"), told("pending")]
+    line.answers["watch"] = [told("pending"), told("allocated")]
     spec, granted, version = ask(line)
-    assert [call[0] for call in line.calls] == ["submit", "watch", "submit", "watch", "submit", "watch", "watch"]
-    ids = [call[1]["id"] for call in line.calls if call[0] == "submit"]
+    assert [call[0] for call in line.calls] == ["acquire", "watch", "acquire", "acquire", "watch", "watch"]
+    ids = [call[1]["id"] for call in line.calls if call[0] == "acquire"]
     assert ids[:2] == ["r1", "r1"] and ids[2] == spec.id != "r1"
     assert (spec.retry_of, granted.status, version) == ("r1", "allocated", 3)
 
 
 def test_one_that_lost_its_node_before_anybody_could_use_it_is_asked_anew_in_the_very_place_of_that_one() -> None:
     line = FakeLine()
-    line.answers["watch"] = [
+    line.answers["acquire"] = [
         told("preempted", reason="had to leave"), told("cancelled", rule="node-lost", reason="node n1 lost"),
         told("allocated"),
     ]  # fmt: skip
     spec, _, _ = ask(line)
-    submitted = [call[1] for call in line.calls if call[0] == "submit"]
+    submitted = [call[1] for call in line.calls if call[0] == "acquire"]
     assert [one.get("retry_of") for one in submitted] == [None, "r1", submitted[1]["id"]]
     assert spec.id == submitted[2]["id"]
 
 
 def test_one_that_shall_not_be_asked_anew_says_that_it_lost_its_node() -> None:
     line = FakeLine()
-    line.answers["watch"] = told("cancelled", rule="node-lost", reason="node n1 lost")
+    line.answers["acquire"] = told("cancelled", rule="node-lost", reason="node n1 lost")
     spec = RequestSpec(id="r1", component="red", on_node_loss="fail")
     with pytest.raises(NodeLost, match="node n1 lost"):
         acquire(line, spec, "01", None)  # type: ignore[arg-type]
@@ -64,7 +65,7 @@ def test_whatever_else_ends_the_wait_withdraws_it(
     answer: dict[str, Any], timeout: float | None, error: type[Exception], withdrawn: bool
 ) -> None:
     line = FakeLine()
-    line.answers["watch"] = answer
+    line.answers["acquire"] = answer
     with pytest.raises(error):
         ask(line, timeout)
     assert ("cancel" in line.sent) == withdrawn
@@ -73,7 +74,7 @@ def test_whatever_else_ends_the_wait_withdraws_it(
 def test_a_withdrawal_is_repeated_until_the_broker_has_heard_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "LOOK_AGAIN_SECONDS", 0.01)
     line = FakeLine()
-    line.answers["watch"] = told("pending")
+    line.answers["acquire"] = told("pending")
     with pytest.raises(WaitTimeout):
         ask(line, 0)
     line.open_call("cancel", 1)[1].set_exception(ray.exceptions.ActorUnavailableError("it starts again", None))
@@ -84,10 +85,10 @@ def test_a_withdrawal_is_repeated_until_the_broker_has_heard_it(monkeypatch: pyt
 
 def test_a_request_that_is_refused_is_not_asked_again() -> None:
     line = FakeLine()
-    line.trouble["submit"] = [Refused("the id 'r1' stands for something else")]
+    line.trouble["acquire"] = [Refused("the id 'r1' stands for something else")]
     with pytest.raises(Refused):
         ask(line)
-    assert [call[0] for call in line.calls] == ["submit"]
+    assert [call[0] for call in line.calls] == ["acquire"]
 
 
 WHY = {
@@ -108,7 +109,8 @@ def test_the_log_has_the_reason_the_facts_and_what_would_start_it(
 ) -> None:
     monkeypatch.setattr(waiting, "FIRST_LOG_SECONDS", 0.0)
     line = FakeLine()
-    line.answers["watch"] = [{**told("pending"), "why": WHY}, told("allocated")]
+    line.answers["acquire"] = {**told("pending"), "why": WHY}
+    line.answers["watch"] = told("allocated")
     how(line, RequestSpec(id="r1", component="red"), "01", None)
     (record,) = caplog.records
     assert (record.name, record.levelname) == ("raypool", "WARNING")
@@ -128,7 +130,8 @@ def test_what_changes_just_when_it_is_logged_is_told_in_a_sentence(
 ) -> None:
     monkeypatch.setattr(waiting, "FIRST_LOG_SECONDS", 0.0)
     line = FakeLine()
-    line.answers["watch"] = [told("pending", reasons={"p": "no room"}), told("allocated")]
+    line.answers["acquire"] = told("pending", reasons={"p": "no room"})
+    line.answers["watch"] = told("allocated")
     ask(line)
     assert caplog.messages == ["waiting for 0 s: 'r1' waits: no room"]
 
@@ -137,15 +140,14 @@ def test_it_is_asked_why_only_when_it_is_time_to_log(monkeypatch: pytest.MonkeyP
     clock = Clock()
     monkeypatch.setattr(waiting, "time", clock)
     made = Waiting(RequestSpec(id="r1", component="red"), "01", 100.0, None)
-    made.take({})  # submitted
     asked = []
     for _ in range(5):
-        method, (_, _, patience, explain), _ = made.next_call()
+        method, (*_, patience, explain), _ = made.next_call()
         asked.append((method, patience, explain))
         clock.now += patience
         made.take(told("pending"))
     assert asked == [
-        ("watch", 5.0, True), ("watch", 10.0, True), ("watch", 20.0, True), ("watch", 30.0, False),
+        ("acquire", 5.0, True), ("watch", 10.0, True), ("watch", 20.0, True), ("watch", 30.0, False),
         ("watch", 10.0, True),
     ]  # fmt: skip
     assert made.next_call()[1][2:] == (25.0, False), "by then its time is up"

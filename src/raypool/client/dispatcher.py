@@ -82,7 +82,9 @@ class Dispatcher:
             lease = run.lease()
             try:
                 async with lease:
-                    return await run.result(lease, await self._function(function), *packed)
+                    result = await run.result(lease, await self._function(function), *packed)
+                    lease.give_back()  # whoever waits for the result need not wait for that
+                    return result
             except (Preempted, GroupLost) as error:
                 run.again(lease, error)
 

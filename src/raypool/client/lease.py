@@ -251,6 +251,13 @@ class Lease(BundleOptions):
         finally:
             self._held_watch().leaving = False
 
+    def give_back(self) -> None:
+        """`release` that does not wait for the broker: it will hear of it, if not at once then as soon as it is
+        there again."""
+        if self._to_give_back():
+            tell(self._held_watch().line, "release", *self._given_back_as())
+            self._given_back()
+
     def _to_give_back(self) -> bool:
         if self._watch is None or self._released:
             return False
@@ -321,8 +328,7 @@ class Lease(BundleOptions):
     def _not_given_back(self, trouble: Exception) -> None:
         """The block is over, and the broker was away for too long: it hears of it when it is there again."""
         logger.warning("lease '%s' is given back when the broker hears of it: %s", self.request_id, trouble)
-        tell(self._held_watch().line, "release", self.request_id, self._job())
-        self._given_back()
+        self.give_back()
 
     def _ending(self) -> RaypoolError | None:
         try:

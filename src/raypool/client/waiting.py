@@ -68,18 +68,16 @@ class Waiting:
 
     def next_call(self) -> tuple[str, tuple[Any, ...], float]:
         """The broker's method, its arguments, and how many seconds the answer may take."""
-        if not self._submitted:
-            return "submit", (self.spec.dump(), self.job, self.holder), 30.0
         now = time.monotonic()
         until = min(now + POLL_SECONDS, float("inf") if self._deadline is None else self._deadline)
-        patience = max(min(self._log_at, until) - now, 0.0)
-        return "watch", (self.spec.id, self._seen, patience, self._log_at <= until), patience + 30.0
+        patience, explain = max(min(self._log_at, until) - now, 0.0), self._log_at <= until
+        if self._submitted:
+            return "watch", (self.spec.id, self._seen, patience, explain), patience + 30.0
+        return "acquire", (self.spec.dump(), self.job, self.holder, patience, explain), patience + 30.0
 
     def take(self, answer: dict[str, Any]) -> None:
         """Raises RequestRejected, RequestCancelled or WaitTimeout."""
-        if not self._submitted:
-            self._submitted, self._seen = True, -1
-            return
+        self._submitted = True
         view, self._seen = RequestView.from_dict(answer["request"]), answer["version"]
         if view.running:
             self.granted = self.spec, view, self._seen

@@ -26,6 +26,9 @@ from raypool.view import RequestView
 
 logger = logging.getLogger("raypool")
 
+FOLLOW_AFTER_SECONDS = 0.05
+"""How long after its grant a lease is followed. A notice that comes before is heard then."""
+
 LAST_MOMENT_SECONDS = 0.2
 """What is submitted so shortly before the deadline would reach Ray when the group is gone, and hang."""
 
@@ -183,8 +186,8 @@ def _call_all(request_id: str, callbacks: Sequence[Callable[..., Any]], args: tu
 
 
 def follow(watch: Watch) -> Watch:
-    """Follows the request until it ends or the watch is closed."""
-    _ask(watch)
+    """Follows the request until it ends or the watch is closed. What is given back at once is not worth a call."""
+    listener().later(FOLLOW_AFTER_SECONDS, partial(_ask, watch))
     return watch
 
 
