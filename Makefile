@@ -37,7 +37,7 @@ chaos: soak crashes
 	$(BIN)/python -m pytest -q -m chaos tests/chaos/test_real.py
 	$(BIN)/python -m tests.chaos.real
 
-# At every point of nine stories the process dies, before and after each effect: thousands, in virtual time.
+# At every point of ten stories the process dies, before and after each effect: thousands, in virtual time.
 crashes: $(STAMP)
 	RAYPOOL_CRASHES=all $(BIN)/python -m pytest -q -n auto --timeout 3000 tests/chaos/test_crash_points.py
 

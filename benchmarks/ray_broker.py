@@ -91,7 +91,7 @@ def crowd(settings: Settings, report_ms: int) -> Iterator[Row]:
 
 
 def submit_many(settings: Settings, report_ms: int) -> Iterator[Row]:
-    """`client.submit_many` of 20,000 requests of 50 shapes, told as plain data, into a full pool: checked, decided,
+    """`client.submit_many` of 20,000 requests of 600 kinds, told as plain data, into a full pool: checked, decided,
     written to the journal, and answered. Wall-clock time of the call; beside it the processor time of the broker's
     process for each."""
     rates, costs = [], []

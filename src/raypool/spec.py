@@ -71,6 +71,21 @@ def is_name(value: Any) -> bool:
     )
 
 
+def are_names(values: list[Any]) -> bool:
+    """Whether each of them may be, and there is one."""
+    if not values or not {str}.issuperset(map(type, values)):
+        return False
+    lengths = set(map(len, values))
+    together = "".join(values)
+    return (
+        min(lengths) > 0
+        and max(lengths) <= MOST_NAME
+        and "/" not in together
+        and together.isprintable()
+        and list(map(str.strip, values)) == values
+    )
+
+
 def _checked_name(value: str) -> str:
     if not is_name(value):
         raise ValueError("must be 1 to 128 printable characters, without '/' and without spaces at its ends")
@@ -363,9 +378,20 @@ def _repeated(items: Iterator[Any] | Any) -> Iterator[Any]:
 # --- requests ---------------------------------------------------------------------------------
 
 
+ID_BYTES = 8
+
+
 def new_request_id() -> str:
     """A fresh id. The client makes it, so that a call that is repeated asks for the same thing once."""
-    return os.urandom(8).hex()
+    return os.urandom(ID_BYTES).hex()
+
+
+def new_request_ids() -> Iterator[str]:
+    """Without end; drawn a thousand at a time."""
+    while True:
+        drawn = os.urandom(1_000 * ID_BYTES).hex()
+        for at in range(0, len(drawn), 2 * ID_BYTES):
+            yield drawn[at : at + 2 * ID_BYTES]
 
 
 Bundles = Annotated[tuple[ResourceSettings, ...], BeforeValidator(as_tuple), Field(min_length=1, max_length=10_000)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from raypool.core.snapshot import Snapshots
@@ -130,7 +130,7 @@ def play(story: list[Step], deaths: Collection[int] = (), settle: float = 1.5) -
         cluster = FakeCluster(node("n1", 4), node("n2", 4), node("n3", 4))
         world = CrashingWorld(cluster, deaths)
         await world.begin()
-        jobs = {step[1]["id"]: step[2] for step in story if step[0] == "submit"}
+        jobs = dict(asked_in(story))
         for kind, *rest in story:
             if kind == "pass":
                 await world.pass_time(*rest)
@@ -150,6 +150,15 @@ def play(story: list[Step], deaths: Collection[int] = (), settle: float = 1.5) -
     run(told)
     assert world is not None
     return world
+
+
+def asked_in(story: list[Step]) -> Iterator[tuple[str, str | None]]:
+    """The ids that are asked for, each with its job."""
+    for kind, *rest in story:
+        if kind == "submit":
+            yield rest[0]["id"], rest[1]
+        elif kind == "submit_many":
+            yield from ((id, rest[3]) for id in rest[1])
 
 
 def _whole(world: CrashingWorld) -> None:
@@ -238,6 +247,38 @@ def story_of_hand_overs() -> list[Step]:
         *clean("c1", "c2"),
         ("nodes", 1, 2, 3),
         *clean("c3"),
+    ]
+
+
+def story_of_many() -> list[Step]:
+    """Many at once: some run, some wait, no pool takes some, and the same call comes again."""
+    bodies = [
+        {"component": "red", "resources": {"gpu_count": 2}},
+        {"component": "blue", "resources": {"gpu_count": 4}},
+        {"component": "nobody"},
+    ]
+    config = {
+        "pools": [{"name": "p", "capacity": {"gpu": 8}, "grace_seconds": 5.0}],
+        "policies": [
+            {"pool": "p", "component": "red", "priority": 1},
+            {"pool": "p", "component": "blue", "priority": 5, "reserved": {"gpu": 4}},
+        ],
+    }
+    first = ("submit_many", bodies[:1], [f"a{i}" for i in range(8)], [0] * 8, "01")
+    mixed = ("submit_many", bodies, [f"b{i}" for i in range(6)], [0, 1, 2] * 2, None)
+    return [
+        ("apply", config),
+        first,
+        mixed,  # b1 takes back what it has reserved
+        first,
+        ("pass", 7.0),
+        *(("release", f"a{i}", False) for i in range(3)),
+        mixed,
+        ("submit_many", bodies[:1], ["a7", "c0", "c1"], [0, 0, 0], "01"),
+        *(("release", id, i % 2 == 0) for i, id in enumerate(["b1", "b4", "a3", "a4", "a5", "b0"])),
+        ("cancel", "a6", "enough"),
+        ("job ends", "01"),
+        *(("forget", id) for id in ("a0", "b2")),
     ]
 
 

@@ -11,9 +11,21 @@ import random
 
 import pytest
 
-from .crash_points import Step, ending, handed_over, play, random_story, story_of_hand_overs
+from .crash_points import (
+    Step,
+    asked_in,
+    ending,
+    handed_over,
+    play,
+    random_story,
+    story_of_hand_overs,
+    story_of_many,
+)
 
-STORIES = {str(seed): random_story(seed) for seed in range(8)} | {"hand-overs": story_of_hand_overs()}
+STORIES = {str(seed): random_story(seed) for seed in range(8)} | {
+    "hand-overs": story_of_hand_overs(),
+    "many at once": story_of_many(),
+}
 CRASHES = os.environ.get("RAYPOOL_CRASHES", "3")
 
 
@@ -45,9 +57,7 @@ def test_nothing_is_lost_or_doubled_when_it_dies_again_and_again(story: list[Ste
     """Also while it comes back, and without a rest between the steps: then who is first may differ, and
     what must hold at the end is looked at by `play`."""
     chance = random.Random(len(story))
-    asked = {step[1]["id"] for step in story if step[0] == "submit"} - {
-        step[1] for step in story if step[0] == "forget"
-    }
+    asked = {id for id, _ in asked_in(story)} - {step[1] for step in story if step[0] == "forget"}
     for _ in range(60 if CRASHES == "all" else max(1, int(CRASHES) // 3)):
         deaths, at = set(), 0
         for _ in range(30):

@@ -37,6 +37,12 @@ STORY: list[tuple[float, ev.Event]] = [
     (13.0, ev.Submitted(RequestSpec.load({"id": "b1", "component": "blue", "resources": {"gpu_count": 2}}))),
     (43.0, ev.TimePassed()),
     (44.0, ev.PlacementRemoved("r1", 1)),
+    (
+        45.0,
+        ev.ManySubmitted(
+            (RequestSpec.load({"id": "?", "component": "red", "resources": {"gpu_count": 2}}),), ("m1", "m2"), (0, 0)
+        ),
+    ),
 ]
 
 
@@ -59,11 +65,12 @@ def test_an_exported_journal_replays_and_shows_every_decision(cli: Cli, lines: l
     for sentence in (
         "Submitted r1 of red", "create the group of r1 #1 in p", "r1 is allocated in p",
         "r1 is preempting in p (evicted)", "warn r1, it has until 43.000", "remove the group of r1 #1",
-        "create the group of b1 #1 in p", "6 events, 9 decisions: all as they were decided then",
+        "create the group of b1 #1 in p", "ManySubmitted 2 requests", "create the group of m1 #1 in p",
+        "7 events, 10 decisions: all as they were decided then",
     ):  # fmt: skip
         assert sentence in shown
     told = cli.json("journal", "replay", str(file), "-o", "json")
-    assert [step["number"] for step in told["steps"]] == [1, 2, 3, 4, 5, 6] and told["fault"] is None
+    assert [step["number"] for step in told["steps"]] == [1, 2, 3, 4, 5, 6, 7] and told["fault"] is None
 
 
 def test_export_writes_to_stdout(cli: Cli) -> None:
@@ -78,7 +85,7 @@ def test_a_decision_that_comes_out_otherwise_is_told(cli: Cli, lines: list[str],
     file = tmp_path / "journal.jsonl"
     file.write_text("\n".join([*lines[:-1], json.dumps(row)]))
     result = cli("journal", "replay", str(file), code=1)
-    assert "after 5 events that are as they were: on event 6 (PlacementRemoved)" in result.stderr
+    assert "after 6 events that are as they were: on event 7 (ManySubmitted)" in result.stderr
     assert cli.json("journal", "replay", str(file), "-o", "json", code=1)["fault"]
 
 

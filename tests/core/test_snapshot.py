@@ -9,8 +9,9 @@ from raypool.core.broker import World
 from raypool.core.records import decision_of, event_of, line_of, plain
 from raypool.core.replay import Unreadable, opened, replay
 from raypool.core.request import Allocation, Request
-from raypool.core.snapshot import ALLOCATION_FACTS, REQUEST_FACTS, Snapshots, broker_of
+from raypool.core.snapshot import ALLOCATION_FACTS, REQUEST_FACTS, SCHEMA, Snapshots, broker_of
 from raypool.errors import Refused
+from raypool.spec import RequestSpec
 
 from .core_rules import CoreRules
 from .histories import random_history, trace
@@ -130,7 +131,19 @@ def eventful():
     told.cancel("unpooled", "enough")
     told.feed(ev.RolledBack(1, by="ann", note="as it was"))
     told.feed(ev.RolledBack(2))
+    told.feed(many())
     return told, twins
+
+
+def many():
+    """One that is granted or waits, one that no pool takes, and one that nobody's job ends."""
+    fields = [
+        {"component": "red", "resources": {"gpu_count": 2}},
+        {"component": "blue", "resources": {"gpu_count": 4000}},
+        {"component": "red", "lifetime": "detached"},
+    ]
+    bodies = tuple(RequestSpec.load({**one, "id": "?"}) for one in fields)
+    return ev.ManySubmitted(bodies, ("m1", "m2", "m3", "m4"), (0, 1, 2, 0), "job1")
 
 
 def losses():
@@ -232,7 +245,7 @@ def test_lines_that_cannot_be_taken_for_what_happened_say_so(spoil, sentence):
     [
         (lambda lines: [], "no head"),
         (lambda lines: ["[]"], "no head"),
-        (lambda lines: [lines[0].replace('"schema":1', '"schema":99'), *lines[1:]], "it has schema 99"),
+        (lambda lines: [lines[0].replace(f'"schema":{SCHEMA}', '"schema":99'), *lines[1:]], "it has schema 99"),
         (lambda lines: [lines[0], lines[1].replace('"name"', '"names"')], "its snapshot is not understood"),
     ],
     ids=["nothing", "something else", "a newer schema", "a pool that is none"],

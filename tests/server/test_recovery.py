@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from raypool.core.snapshot import SCHEMA
 from raypool.errors import BrokerDegraded, Refused
 from raypool.server import journal
 from raypool.server.actor import PoolBroker
@@ -335,7 +336,29 @@ def damaged(store):
 
 def a_later_schema(store):
     [key] = [key for key in store if key.startswith("snapshot/")]
-    store[key] = journal.packed(line.replace('"schema":1', '"schema":2') for line in unpacked(store[key]))
+    store[key] = with_schema(SCHEMA + 1, store[key])
+
+
+def with_schema(number, snapshot):
+    head, *lines = unpacked(snapshot)
+    return journal.packed([head.replace(f'"schema":{SCHEMA}', f'"schema":{number}'), *lines])
+
+
+def test_a_journal_of_the_schema_before_is_read_and_goes_on():
+    async def story():
+        async with World() as world:
+            await world.run("a")
+            await world.submit("b", gpu=8)
+            world.crash()
+            [key] = [key for key in world.cluster.store if key.startswith("snapshot/")]
+            world.cluster.store[key] = with_schema(1, world.cluster.store[key])
+            await world.begin_again()
+            assert [one["id"] for one in await world.actor.requests()] == ["a", "b"]
+            await world.actor.submit_many([{"component": "red"}], ["c", "d"], [0, 0], None)
+            await world.begin_again()
+            assert [one["id"] for one in await world.actor.requests()] == ["a", "b", "c", "d"]
+
+    run(story)
 
 
 @pytest.mark.parametrize(
@@ -343,7 +366,11 @@ def a_later_schema(store):
     [
         (spoilt, "the line of event .* is not understood", ["a"]),
         (damaged, "its snapshot is damaged", []),
-        (a_later_schema, "it has schema 2, this version of raypool reads schema 1", []),
+        (
+            a_later_schema,
+            f"it has schema {SCHEMA + 1}, this version of raypool reads schema {SCHEMA} and older ones",
+            [],
+        ),
     ],
     ids=["a line", "damage", "a later schema"],
 )

@@ -356,6 +356,21 @@ def test_who_is_taken_up_again_before_he_has_left_ends_only_once(tmp_path: Path)
     assert (read.counts.still_running, read.counts.never_ran) == (1, 1), "a2 holds on; c waits"
 
 
+def test_of_many_that_were_asked_at_once_each_is_a_job(tmp_path: Path) -> None:
+    bodies = (submitted("?", "low", 1).spec, submitted("?", "low", 2).spec)
+    story: list[tuple[float, ev.Event]] = [
+        (100, ev.ConfigApplied(BrokerConfig.load(POOLS))),
+        (110, ev.ManySubmitted(bodies, ("a", "b", "c"), (0, 1, 0))),
+        (120, ev.Released("a")),  # b is the first in line
+        (150, ev.Released("b")),
+        (160, ev.Released("c")),
+    ]
+    read = trace(tmp_path, journal(story, 1), "trace.jsonl")
+    assert [(job.spec.id, job.submitted_at, job.duration_seconds) for job in read] == [
+        ("a", 110, 10), ("b", 110, 30), ("c", 110, 10),
+    ]  # fmt: skip
+
+
 def test_a_bad_line_of_a_journal_is_named(tmp_path: Path) -> None:
     lines = journal(STORY, 1).splitlines()
     event = {"n": 2, "event": "Submitted", "at": 1e9}
@@ -364,6 +379,7 @@ def test_a_bad_line_of_a_journal_is_named(tmp_path: Path) -> None:
         event, event | {"at": "x"}, event | {"at": math.nan}, {"schema": 1, "at": None},
         {"n": 2, "event": "TimePassed", "at": 1e9, "decided": [[]]},
         {"request": {"spec": {"component": "low"}, **times}},
+        {"n": 2, "event": "ManySubmitted", "at": 1e9, "with": {"bodies": [], "ids": ["a"], "body_of": [0]}},
     ]  # fmt: skip
     for wrong in ["{", "[]", "7", "{}", *map(json.dumps, rows)]:
         text = "\n".join([*lines[:3], wrong])

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from raypool.client.client import request_spec
 from raypool.errors import SpecError
-from raypool.spec import MOST_PROBLEMS, RequestSpec, is_name, new_request_id
+from raypool.spec import MOST_PROBLEMS, RequestSpec, is_name, new_request_ids
 
 AT_ONCE = 2_000
 """So many requests go into one call: the broker answers nobody else while it takes them."""
@@ -35,7 +35,8 @@ class Many:
         self._bodies: list[dict[str, Any]] = []
         self._sizes: list[int] = []
         self._place_of: dict[bytes | str, int] = {}  # as it was written, or as it is sent -> the place of the body
-        self._taken: dict[str, tuple[int, int]] = {}  # id -> place in the list, place of the body
+        self._taken: dict[str, tuple[int, int]] = {}  # a given id -> place in the list, place of the body
+        self._new_ids = new_request_ids()
         problems: list[str] = []
         for at, spec in enumerate(specs):
             try:
@@ -49,32 +50,37 @@ class Many:
 
     def _take(self, at: int, spec: RequestSpec | Mapping[str, Any]) -> None:
         if isinstance(spec, RequestSpec):
-            request_id, place = spec.id, self._place(spec)
+            request_id: str | None = spec.id
+            place = self._place(spec)
         elif isinstance(spec, Mapping):
-            request_id, place = self._written(spec)
+            request_id = spec.get("id")
+            if request_id is not None and not is_name(request_id):
+                request_spec(spec)  # says what is wrong with it
+            place = self._written(spec)
         else:
             raise SpecError(f"must be a RequestSpec or a mapping of its fields, got {type(spec).__name__}")
-        first, of_first = self._taken.setdefault(request_id, (at, place))
-        if of_first != place:
-            raise SpecError(f"id: '{request_id}' is that of specs[{first}], which asks for something else")
+        if request_id is None:
+            request_id = next(self._new_ids)
+        else:
+            first, of_first = self._taken.setdefault(request_id, (at, place))
+            if of_first != place:
+                raise SpecError(f"id: '{request_id}' is that of specs[{first}], which asks for something else")
         self.ids.append(request_id)
         self._body_of.append(place)
 
-    def _written(self, fields: Mapping[str, Any]) -> tuple[str, int]:
-        """The id and the body of a request that is told by its fields. What is written the same way is the same:
-        `marshal` tells apart all that JSON has, and takes nothing that could be two things."""
-        request_id = fields.get("id")
-        if request_id is not None and not is_name(request_id):
-            request_spec(fields)  # says what is wrong with it
-        body = {name: value for name, value in fields.items() if name != "id" and value is not None}
+    def _written(self, fields: Mapping[str, Any]) -> int:
+        """The body of a request that is told by its fields. What is written the same way is the same: `marshal` tells
+        apart all that JSON has, and takes nothing that could be two things."""
+        if "id" in fields or type(fields) is not dict:
+            fields = {name: value for name, value in fields.items() if name != "id"}
         try:
-            key = marshal.dumps(body, 2)
+            key = marshal.dumps(fields, 2)
         except ValueError:  # specs inside
-            return request_id or new_request_id(), self._place(request_spec(body))
+            return self._place(_spec_of(fields))
         place = self._place_of.get(key)
         if place is None:
-            place = self._place_of[key] = self._place(request_spec(body))
-        return request_id or new_request_id(), place
+            place = self._place_of[key] = self._place(_spec_of(fields))
+        return place
 
     def _place(self, spec: RequestSpec) -> int:
         text = spec.model_dump_json(exclude_defaults=True, exclude={"id"})
@@ -102,6 +108,10 @@ class Many:
             body_of.append(bodies[place])
         if ids:
             yield ids, ([self._bodies[one] for one in bodies], ids, body_of, job)
+
+
+def _spec_of(fields: Mapping[str, Any]) -> RequestSpec:
+    return request_spec({name: value for name, value in fields.items() if value is not None})
 
 
 def _refuse(problems: list[str]) -> NoReturn:

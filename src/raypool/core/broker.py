@@ -85,13 +85,15 @@ class World:
 class Chances(NamedTuple):
     """Where those who ask for the same may stand in line, while pools, policies and nodes are what they are.
 
-    pools: that can ever take it, most preferred first, with who asks and what for in each. aside: in one of them it
-    would stand aside at first.
+    pools: that can ever take it, most preferred first, with who asks and what for in each. lines: those of them in
+    whose queue it stands, by name. aside: in one of them it would stand aside at first; held_out: where it does so
+    for as long as it has to, and why.
     """
 
     pools: tuple[tuple[Pool, Account, Need], ...]
-    by_name: tuple[Pool, ...]
+    lines: tuple[Pool, ...]
     aside: bool
+    held_out: Mapping[str, Reason]
 
     def at_once(self, preemptible: bool) -> tuple[Pool, Account, Need] | None:
         """The one in which a newcomer is granted without standing in line. That is so only where nobody waits in
@@ -136,6 +138,7 @@ class Broker:
         self._first: Sequence[Pool] = ()
         self._appliers: dict[type, Callable[[Any], None]] = {
             ev.Submitted: self._submitted,
+            ev.ManySubmitted: self._many_submitted,
             ev.Released: self._released,
             ev.BoundToActor: self._bound_to_actor,
             ev.Cancelled: self._cancelled,
@@ -197,10 +200,30 @@ class Broker:
     def _submitted(self, event: ev.Submitted) -> None:
         spec = event.spec
         self.refuse_if_taken(spec.id)
-        ask = self._asks.of(spec)
-        number = self._number_for(spec)
-        request = Request(ask, spec.id, spec.retry_of, number, self.now, event.job, event.holder)
-        self.requests[request.id] = request
+        self._take(self._asks.of(spec), spec.id, spec.retry_of, event.job, event.holder)
+
+    def _many_submitted(self, event: ev.ManySubmitted) -> None:
+        if len(set(event.ids)) < len(event.ids):
+            raise Refused("a request id is there twice: an id is used once")
+        for request_id in event.ids:
+            self.refuse_if_taken(request_id)
+        kinds = [
+            (self._asks.of(body), body.retry_of, None if body.lifetime == "detached" else event.job)
+            for body in event.bodies
+        ]
+        for request_id, at in zip(event.ids, event.body_of, strict=True):
+            ask, retry_of, job = kinds[at]
+            self._first = ()
+            self._take(ask, request_id, retry_of, job)
+            if self._cycle.touched:
+                self._cycle.run(self._first)
+
+    def _take(
+        self, ask: Ask, request_id: str, retry_of: str | None, job: str | None, holder: str | None = None
+    ) -> None:
+        """A new request: granted at once, in line, or rejected."""
+        number = self._number_for(ask, retry_of)
+        request = self.requests[request_id] = Request(ask, request_id, retry_of, number, self.now, job, holder)
         self._set_status(request, PENDING)
         chances = self._chances.get(ask)
         if chances is None:
@@ -212,17 +235,18 @@ class Broker:
             allocation = self._new_allocation(request, pool, opportunistic=False)
             pool.charge_at_once(allocation, account, need)
             self._place(allocation)
-        elif self.unmanaged == "allow" and spec.pool is None and not self._pools_of(request.owner):
+        elif chances.lines or chances.held_out:
+            request.held_out = chances.held_out
+            for pool in chances.lines:
+                pool.enqueue(request)
+                self._cycle.touch(pool)
+            request.accepted = True
+            self._first = by_preference(request) if chances.lines else ()
+        elif self.unmanaged == "allow" and ask.spec.pool is None and not self._pools_of(request.owner):
             self._grant_unpooled(request)
         else:
-            if chances.pools and not chances.aside:
-                for pool in chances.by_name:
-                    pool.enqueue(request)
-                    self._cycle.touch(pool)
-            else:
-                self._stand_in_line(request)
+            self._end(request, REJECTED, self._rejection(request))
             request.accepted = True
-            self._first = by_preference(request)
 
     def _work_out_chances(self, request: Request) -> Chances:
         """Once for all that ask for the same; forgotten by `_judge_anew`."""
@@ -232,10 +256,19 @@ class Broker:
             if pool.ineligible(request.owner, request.demand, request.preemptible) is None
         ]
         pools.sort(key=lambda pool: (-pool.priority(request), pool.name))
+        lines: list[Pool] = []
+        held_out: dict[str, Reason] = {}
+        for pool in sorted(pools, key=lambda pool: pool.name):
+            infeasible = self._infeasible(request, pool)
+            if infeasible is None:
+                lines.append(pool)
+            elif pool.spec.infeasible == "wait":
+                held_out[pool.name] = infeasible
         chances = Chances(
             tuple((pool, pool.ledger.accounts[request.owner], pool.need(request)) for pool in pools),
-            tuple(sorted(pools, key=lambda pool: pool.name)),
-            any(self._infeasible(request, pool) is not None for pool in pools),
+            tuple(lines),
+            len(lines) < len(pools),
+            held_out or NONE,
         )
         return self._chances.keep(request.ask, chances)
 
@@ -254,15 +287,15 @@ class Broker:
                 "leave it out to get a new one"
             )
 
-    def _number_for(self, spec: RequestSpec) -> int:
+    def _number_for(self, ask: Ask, retry_of: str | None) -> int:
         """A new one; or that of the request that it takes up, if that lost its group and nobody has yet."""
-        lost = None if spec.retry_of is None else self.requests.get(spec.retry_of)
+        lost = None if retry_of is None else self.requests.get(retry_of)
         if (
             lost is not None
             and isinstance(lost.reason, NodeLost | GroupLost)
             and lost.status is CANCELLED
             and lost.ask.spec.on_node_loss != "fail"
-            and lost.owner == spec.owner
+            and lost.owner == ask.owner
             and not lost.taken_up
         ):
             lost.taken_up = True

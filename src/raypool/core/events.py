@@ -23,6 +23,21 @@ class Submitted:
 
 
 @dataclass(frozen=True, slots=True)
+class ManySubmitted:
+    """Somebody asked for many things in one call: each is decided as if it came by itself, in the order of `ids`, but
+    all or none.
+
+    bodies: what is asked for, each thing once; the ids in them are nobody's. body_of: for each id the place of what
+    it asks for. job: as above, but for those that outlive it.
+    """
+
+    bodies: tuple[RequestSpec, ...]
+    ids: tuple[str, ...]
+    body_of: tuple[int, ...]
+    job: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Released:
     """The owner gave the request back (or withdrew it while it waited). `job` is the job that says so.
 
@@ -166,6 +181,7 @@ class TimePassed:
 
 Event = (
     Submitted
+    | ManySubmitted
     | Released
     | BoundToActor
     | Cancelled

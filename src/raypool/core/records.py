@@ -37,13 +37,11 @@ _SCALARS: dict[type, Callable[[Any], str]] = {
 EVENTS: dict[str, type] = {kind.__name__: kind for kind in get_args(ev.Event)}
 
 
-def line_of(
-    number: int, at: float, event: ev.Event, instructions: Iterable[Instruction], told: str | None = None
-) -> str:
+def line_of(number: int, at: float, event: ev.Event, instructions: Iterable[Instruction]) -> str:
     """The event as a line of a journal. number: its place among all that were handled; at: the `now` of
-    `Broker.handle`; told: the event's own text, where it is there already."""
-    decided = ",".join([_flat_text(decision_of(one)) for one in instructions])
-    told = told or _text(plain(event))
+    `Broker.handle`."""
+    decided = ",".join(map(_flat_text, decisions_on(event, instructions)))
+    told = _text(plain(event))
     return f'{{"n":{number},"at":{at!r},"event":"{type(event).__name__}","with":{told},"decided":[{decided}]}}'
 
 
@@ -56,20 +54,23 @@ def scalar_text(value: str | float | bool | None) -> str:
     return _SCALARS[type(value)](value)
 
 
-def body_text(spec: RequestSpec, own: Collection[str] = ("id",)) -> str:
+def body_text(spec: RequestSpec, own: Collection[str]) -> str:
     """All that the request asks for but its own fields, as it is in the text of every request for the same."""
     return _text({name: value for name, value in spec.dump().items() if name not in own})[1:]
-
-
-def submission_text(request_id: str, body: str, job: str | None) -> str:
-    """The text of `Submitted` without a holder, of a request's id and `body_text`."""
-    return f'{{"spec":{{"id":{quoted(request_id)},{body},"job":{scalar_text(job)},"holder":null}}'
 
 
 def event_of(row: Mapping[str, Any]) -> ev.Event:
     """The event of a line. Raises KeyError, TypeError or SpecError for one that this version cannot read."""
     event: ev.Event = _dataclass_of(EVENTS[row["event"]], row["with"])
     return event
+
+
+def decisions_on(event: ev.Event, instructions: Iterable[Instruction]) -> list[Decision]:
+    """What was decided on the event. That those of many are pending at first goes without saying: they are thousands,
+    and their ids stand in the event."""
+    if type(event) is ev.ManySubmitted:
+        instructions = [one for one in instructions if not (type(one) is ChangeStatus and one.old is None)]
+    return [decision_of(one) for one in instructions]
 
 
 def decision_of(instruction: Instruction) -> Decision:
@@ -103,7 +104,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
+        return list(value) if _SCALARS.keys() >= set(map(type, value)) else [plain(one) for one in value]
     return value
 
 
@@ -150,6 +151,8 @@ _READ: dict[Any, Callable[[Any], Any]] = {
     "BrokerConfig": BrokerConfig.load,
     "tuple[Node, ...]": nodes_of,
     "tuple[str, ...]": tuple,
+    "tuple[int, ...]": tuple,
+    "tuple[RequestSpec, ...]": lambda rows: tuple(map(RequestSpec.load, rows)),
     "tuple[Detached, ...]": lambda rows: tuple(tuple(row) for row in rows),
     "tuple[Reason, ...]": lambda rows: tuple(_reason(row) for row in rows),
 }

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from raypool.core import events as ev
 from raypool.core.broker import Broker
-from raypool.core.records import Decision, decision_of, event_of
-from raypool.core.snapshot import SCHEMA, broker_of
+from raypool.core.records import Decision, decisions_on, event_of
+from raypool.core.snapshot import READ, SCHEMA, broker_of
 
 
 class Unreadable(Exception):
@@ -39,8 +39,8 @@ def opened(snapshot: Iterable[str]) -> tuple[Broker, int, dict[str, object]]:
         schema = head["schema"]
     except (IndexError, ValueError, KeyError, TypeError) as error:
         raise Unreadable(f"its first line is no head of a journal ({_told(error)})") from None
-    if schema != SCHEMA:
-        raise Unreadable(f"it has schema {schema!r}, this version of raypool reads schema {SCHEMA}")
+    if schema not in READ:
+        raise Unreadable(f"it has schema {schema!r}, this version of raypool reads schema {SCHEMA} and older ones")
     try:
         broker, head = broker_of(lines)
         return broker, head["n"], head
@@ -65,7 +65,7 @@ def replay(broker: Broker, number: int, lines: Iterable[str]) -> Iterator[Step]:
             instructions = broker.handle(event, at)
         except Exception as error:
             raise Unreadable(f"event {number} ({row['event']}) cannot be handled again ({_told(error)})") from error
-        again = [decision_of(one) for one in instructions]
+        again = decisions_on(event, instructions)
         if again != decided:
             raise Unreadable(
                 f"on event {number} ({row['event']}) this version of raypool decides {again}; {decided} was decided"

@@ -27,8 +27,12 @@ from raypool.core.request import NONE, Allocation, Request
 from raypool.core.status import Status
 from raypool.spec import BrokerConfig, PolicySpec, PoolSpec, RequestSpec
 
-SCHEMA = 1
-"""Of the snapshot and of the journal's lines. It grows when a version writes what older ones cannot read."""
+SCHEMA = 2
+"""Of the snapshot and of the journal's lines. It grows when a version writes what older ones cannot read: 2 has
+`ManySubmitted`."""
+
+READ = (1, SCHEMA)
+"""The schemas that are read."""
 
 REQUEST_FACTS = (
     "number", "job", "holder", "actor", "submitted_at", "granted_at", "ended_at", "deadline", "accepted", "grants",

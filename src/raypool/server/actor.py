@@ -39,7 +39,7 @@ from raypool.core.status import Status
 from raypool.core.what_if import Places, Suggestion, search
 from raypool.errors import BrokerDegraded, BrokerFault, Refused
 from raypool.server.audit import Audit, broken_promises
-from raypool.server.batch import Batch
+from raypool.server.batch import Batch, Bodies
 from raypool.server.calls import checked
 from raypool.server.cluster import RayCluster, Rooms
 from raypool.server.etas import Etas
@@ -67,7 +67,7 @@ from raypool.version import __version__
 logger = logging.getLogger("raypool")
 
 TIDY_SECONDS = 0.5
-"""How often what is kept in the server of requests that are over, or that the core has dropped, is dropped too."""
+"""How often what is kept in the server of requests that the core has dropped is dropped too."""
 
 WATCH_MOST_SECONDS = 60.0
 """A long-poll is answered after this at the latest; its caller asks again."""
@@ -112,6 +112,7 @@ class PoolBroker:
         self._first_version = 0
         self._watchers: dict[str, list[asyncio.Future[None]]] = {}
         self._groups: dict[str, str] = {}  # placement group id -> request id
+        self._bodies = Bodies()
         self._started_at = self._now()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -307,21 +308,16 @@ class PoolBroker:
         Returns number, status, and the sentence of a rejection for each.
         """
         self._refuse_if_stopping()
-        batch = Batch(bodies, ids, body_of, job, self.broker.requests)
+        batch = Batch(bodies, ids, body_of, job, self.broker.requests, self._bodies)
         self._refuse_if_degraded()
-        now = self._now()
-        for event, told in batch.submissions():
-            self._decide(now, event, told)
-            self._owners.take_up(self.broker.requests[event.spec.id])
-        self._decided()
-        rows = [self._submission_row(self.broker.requests[id]) for id in ids]
+        event = batch.event
+        if event.ids:
+            self._handle(event)
+            for request_id in event.ids:
+                self._owners.take_up(self.broker.requests[request_id])
+        rows = [_submission_row(self.broker.requests[id]) for id in ids]
         await self._durable()
         return rows
-
-    def _submission_row(self, request: Request) -> tuple[int, str, str | None]:
-        status, reason = request.status, request.reason
-        assert status is not None
-        return request.number, status.value, reason.sentence if reason and status is Status.REJECTED else None
 
     async def dry_run(self, spec: dict[str, Any], job: str | None) -> dict[str, Any]:
         """What `submit` would come to now, or what it would raise. Changes nothing, and is not in the journal."""
@@ -656,16 +652,12 @@ class PoolBroker:
             self._degrade(f"{error}; the cluster reported it, so it cannot be left out")
 
     def _handle(self, event: ev.Event) -> None:
-        """Has it handled and written down. Raises Refused, BrokerFault."""
-        self._decide(self._now(), event)
-        self._decided()
-
-    def _decide(self, now: float, event: ev.Event, told: str | None = None) -> None:
-        """The same but for the timer. An event that the core stumbles over leaves no trace: what it has spoilt is
-        made again from the journal. told: the event's own text, where it is there already."""
+        """Has it handled and written down. Raises Refused, BrokerFault. An event that the core stumbles over leaves
+        no trace: what it has spoilt is made again from the journal."""
+        now = self._now()
         try:
             decided = self.broker.handle(event, now)
-            self._journal.add(now, event, decided, told)
+            self._journal.add(now, event, decided)
         except Refused:
             raise
         except Exception as error:
@@ -680,8 +672,6 @@ class PoolBroker:
             self._groups[event.group_id] = event.request
         if any(isinstance(one, CreatePlacementGroup) for one in decided):
             self._placements.look_ahead()
-
-    def _decided(self) -> None:
         self._set_timer()
         self._placements.look_for_who_waits()
 
@@ -711,15 +701,17 @@ class PoolBroker:
                 )
 
     def _do(self, number: int, instruction: Instruction) -> None:
-        if isinstance(instruction, CreatePlacementGroup):
+        if isinstance(instruction, ChangeStatus):
+            self._log(instruction)
+            self._wake(instruction.request, number)
+            if instruction.to.terminal:
+                self._owners.forget(instruction.request)
+        elif isinstance(instruction, CreatePlacementGroup):
             self._place(instruction)
         elif isinstance(instruction, RemovePlacementGroup):
             self._placements.remove(instruction.request, instruction.attempt)
         elif isinstance(instruction, HandOverPlacementGroup):
             self._hand_over(instruction)
-        elif isinstance(instruction, ChangeStatus):
-            self._log(instruction)
-            self._wake(instruction.request, number)
         elif isinstance(instruction, WarnHolder):
             self._wake(instruction.request, number)
 
@@ -785,7 +777,6 @@ class PoolBroker:
     async def _tidy(self) -> None:
         while True:
             await asyncio.sleep(TIDY_SECONDS)
-            self._owners.forget_what_is_over()
             self._forget_what_is_forgotten()
 
     def _forget_what_is_forgotten(self) -> None:
@@ -807,6 +798,13 @@ def steady_clock() -> Callable[[], float]:
     move when somebody sets the machine's time."""
     offset = time.time() - time.monotonic()
     return lambda: time.monotonic() + offset
+
+
+def _submission_row(request: Request) -> tuple[int, str, str | None]:
+    """Number, status, and the sentence of a rejection."""
+    status, reason = request.status, request.reason
+    assert status is not None
+    return request.number, status.value, reason.sentence if reason and status is Status.REJECTED else None
 
 
 def _pools_of(request: Request) -> set[str]:

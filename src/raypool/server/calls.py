@@ -16,17 +16,17 @@ from functools import wraps
 from types import NoneType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
-from pydantic import AfterValidator, Field, create_model
+from pydantic import AfterValidator, Field, ValidatorFunctionWrapHandler, WrapValidator, create_model
 
 from raypool.core.status import Status
 from raypool.errors import BrokerFault, RaypoolError, SpecError
-from raypool.spec import ComponentType, Name, Seconds, Spec, shorten
+from raypool.spec import ComponentType, Name, Seconds, Spec, are_names, shorten
 
 logger = logging.getLogger("raypool")
 
 SPEC_CHARACTERS = 1_000_000
-"""So much JSON one request may be: a gang of 10,000 unlike bundles is half of it. Each line of the journal has
-one request at most, so this bounds the lines, too."""
+"""So much JSON one request may be: a gang of 10,000 unlike bundles is half of it. A line of the journal has one
+request, or one call's, which are bounded, too: so this bounds the lines."""
 
 CONFIG_CHARACTERS = 4_000_000
 """So much JSON one change of pools and policies may be: 20,000 policies."""
@@ -40,10 +40,13 @@ GROUP_NAME_CHARACTERS = 512
 REASON_CHARACTERS = NOTE_CHARACTERS = 1_000
 
 
+_text = json.JSONEncoder(separators=(",", ":")).encode
+
+
 def _json_of_at_most(characters: int) -> AfterValidator:
     def check(value: Any) -> Any:
         try:
-            size = len(json.dumps(value, separators=(",", ":")))
+            size = len(_text(value))
         except (TypeError, ValueError, RecursionError):
             raise ValueError(
                 "must be plain data, as JSON has it: mappings, lists, strings, numbers, true, false and null"
@@ -67,6 +70,11 @@ def _id_of_ray(value: str) -> str:
     return value
 
 
+def _if_not_all_names(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """They are thousands: together they are checked in a tenth of the time. check: one by one, for the sentence."""
+    return value if type(value) is list and len(value) <= MANY and are_names(value) else check(value)
+
+
 Word = Annotated[str, Field(max_length=128), AfterValidator(_printable)]
 Owner = Annotated[Word, Field(min_length=1)]
 
@@ -79,7 +87,7 @@ WORDS: Mapping[str, Any] = {
     "bodies": Annotated[
         list[Annotated[dict[str, Any], _json_of_at_most(SPEC_CHARACTERS)]], Field(min_length=1, max_length=MANY)
     ],
-    "ids": Annotated[list[Name], Field(min_length=1, max_length=MANY)],
+    "ids": Annotated[list[Name], Field(min_length=1, max_length=MANY), WrapValidator(_if_not_all_names)],
     "body_of": Annotated[list[int], Field(max_length=MANY)],
     "request_id": Annotated[str, Field(max_length=GROUP_NAME_CHARACTERS), AfterValidator(_printable)],
     "group_id": Word,

@@ -31,7 +31,7 @@ logger = logging.getLogger("raypool")
 SNAPSHOT_EVENTS = 1_000
 """After so many events a generation ends with a snapshot; after more of them, if the last snapshot had more requests
 that were not over. Each of them is written out anew every time: so that costs each event about one, however many
-there are."""
+there are. Many submissions in one event count as one: in a snapshot they would be no shorter."""
 
 SNAPSHOT_BYTES = 8_000_000
 """Or after so much text; after more of it, if the last snapshot was larger."""
@@ -127,10 +127,9 @@ class Journal:
 
     # --- writing ------------------------------------------------------------------------------
 
-    def add(self, at: float, event: ev.Event, instructions: list[Instruction], told: str | None = None) -> None:
-        """The event was handled. What was decided is done once it is durable. told: the event's own text, where it
-        is there already."""
-        line = line_of(self.number + 1, at, event, instructions, told)
+    def add(self, at: float, event: ev.Event, instructions: list[Instruction]) -> None:
+        """The event was handled. What was decided is done once it is durable."""
+        line = line_of(self.number + 1, at, event, instructions)
         self.number += 1
         self._keep(line)
         self._turns.append(Turn(self.number, line, instructions))

@@ -83,7 +83,8 @@ class Owners:
         self.feed = feed
         self.clock = clock
         self.holders: dict[str, Holder] = {}
-        self._of_jobs: dict[str, Request] = {}  # by id: those that end with a job
+        self._owned: dict[str, Request] = {}  # by id: those that end with somebody
+        self._of_jobs: dict[str, dict[str, Request]] = {}  # by job and id: those that end with it
         self._of_actors: dict[str, Request] = {}  # by id: those that end with an actor, in the order of asking
 
     # --- who owns what ------------------------------------------------------------------------
@@ -91,7 +92,7 @@ class Owners:
     def begin(self) -> None:
         """Takes up the requests that the broker knows, in the place of any that it knew before: none of their
         owners was heard yet, and none can be blamed for it."""
-        self._of_jobs, self._of_actors = {}, {}
+        self._owned, self._of_jobs, self._of_actors = {}, {}, {}
         for holder in self.holders.values():
             holder.requests = {}
         for request in self.broker().requests.values():
@@ -102,18 +103,27 @@ class Owners:
         if _is_over(request):
             return
         if request.actor is not None:
-            self._of_actors[request.id] = request
+            self._owned[request.id] = self._of_actors[request.id] = request
         if request.detached:
             return
         if request.job is not None:
-            self._of_jobs[request.id] = request
+            self._owned[request.id] = self._of_jobs.setdefault(request.job, {})[request.id] = request
         if request.holder is not None:
-            self._heard(request.holder).requests[request.id] = request
+            self._owned[request.id] = self._heard(request.holder).requests[request.id] = request
 
-    def forget_what_is_over(self) -> None:
-        self._of_jobs = _not_over(self._of_jobs)
-        for holder in self.holders.values():
-            holder.requests = _not_over(holder.requests)
+    def forget(self, request_id: str) -> None:
+        """That request has ended."""
+        request = self._owned.pop(request_id, None)
+        if request is None:
+            return
+        self._of_actors.pop(request_id, None)
+        if request.job is not None:
+            of_job = self._of_jobs.get(request.job, {})
+            of_job.pop(request_id, None)
+            if not of_job:
+                self._of_jobs.pop(request.job, None)
+        if request.holder in self.holders:
+            self.holders[request.holder].requests.pop(request_id, None)
 
     def _heard(self, name: str) -> Holder:
         """The process of that name, which has just given a sign of life."""
@@ -223,17 +233,17 @@ class Owners:
     async def _cancel_orphans(self) -> None:
         if self._of_jobs:
             dead = await self.cluster.dead_jobs()
-            for request in list(self._of_jobs.values()):
-                if request.job in dead and not _is_over(request):
-                    self.feed(ev.Cancelled(request.id, JOB_ENDED))
+            for job in [job for job in self._of_jobs if job in dead]:
+                for request in list(self._of_jobs[job].values()):
+                    if not _is_over(request):
+                        self.feed(ev.Cancelled(request.id, JOB_ENDED))
 
     async def _release_dead_actors(self) -> None:
         """Some of them each time, in turn: each costs Ray a question, and placements ask too."""
         for request in list(self._of_actors.values())[:ACTORS_AT_ONCE]:
-            del self._of_actors[request.id]
-            if _is_over(request) or request.actor is None:
+            if self._of_actors.pop(request.id, None) is None or _is_over(request) or request.actor is None:
                 continue
-            self._of_actors[request.id] = request
+            self._of_actors[request.id] = request  # the last in turn
             if await self.cluster.actor_is_dead(request.actor) and not _is_over(request):
                 self.feed(ev.Released(request.id, request.job))
 
@@ -241,7 +251,3 @@ class Owners:
 def _is_over(request: Request) -> bool:
     """Whether it has ended; the core forgets only such."""
     return request.status is None or request.status.terminal
-
-
-def _not_over(requests: dict[str, Request]) -> dict[str, Request]:
-    return {id: request for id, request in requests.items() if not _is_over(request)}

@@ -30,7 +30,7 @@ MOST_VALUES = 100_000
 """In a pickle one list may stand in a thousand places, and there a thousand times: it is small only until
 somebody walks through it."""
 
-PLAIN = (bool, int, float, str, bytes, type(None))
+PLAIN = frozenset((bool, int, float, str, bytes, type(None)))
 
 CALLED_BY = {
     "deserialize_objects": "_deserialize_object",
@@ -169,6 +169,9 @@ def _expect_plain(value: Any) -> None:
             left.extend(one.keys())
             left.extend(one.values())
         elif type(one) in (list, tuple):
-            left.extend(one)
-        elif type(one) not in (*PLAIN, ray.ObjectRef) and not isinstance(one, _Ignored):
+            if PLAIN.issuperset(map(type, one)):
+                looked_at += len(one)
+            else:
+                left.extend(one)
+        elif type(one) not in PLAIN and type(one) is not ray.ObjectRef and not isinstance(one, _Ignored):
             raise NotRead(f"not a value of type {_shown(type(one).__name__)}")

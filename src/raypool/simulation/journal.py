@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from raypool.core import replay as core
-from raypool.core.events import Event
+from raypool.core.events import Event, ManySubmitted
 from raypool.core.records import Decision
 from raypool.spec import Spec
 
@@ -44,6 +44,8 @@ def _steps(rows: list[str]) -> Iterator[ReplayStep]:
 
 def _event(event: Event) -> str:
     """ "Submitted r7 of team-ml"."""
+    if isinstance(event, ManySubmitted):
+        return f"ManySubmitted {len(event.ids)} requests"
     words = [type(event).__name__]
     for field in fields(event):
         value: Any = getattr(event, field.name)

@@ -6,9 +6,11 @@ A journal is read whole, since the end of a request stands behind its beginning.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from raypool.core.events import Event, ManySubmitted, Submitted
 from raypool.core.records import event_of
 from raypool.spec import MAX_AMOUNT, RequestSpec, shorten
 
@@ -66,9 +68,9 @@ class Stories:
         if at < self.now:
             raise RunsBackwards(f"at: {at} is before {self.now}: times must not run backwards")
         self.now = at
-        if row["event"] == "Submitted":
-            spec = event_of(row).spec  # type: ignore[union-attr]
-            self._begin(spec, line, at)
+        if row["event"] in ("Submitted", "ManySubmitted"):
+            for spec in _submitted(event_of(row)):
+                self._begin(spec, line, at)
         for decision in row["decided"]:
             story = self._of.get(decision[1]) if decision[0] == "status" else None
             if story is not None and story.latest == decision[1]:
@@ -92,6 +94,15 @@ class Stories:
     def whole(self) -> list[Story]:
         """In order of submission."""
         return sorted(self.stories, key=lambda story: story.submitted_at)
+
+
+def _submitted(event: Event) -> Iterator[RequestSpec]:
+    match event:
+        case Submitted():
+            yield event.spec
+        case ManySubmitted():
+            for request_id, at in zip(event.ids, event.body_of, strict=True):
+                yield event.bodies[at].model_copy(update={"id": request_id})
 
 
 def _time(row: dict[str, Any], name: str) -> float:
