@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 import time
 from collections.abc import Iterator
@@ -115,17 +116,37 @@ def submit_many(settings: Settings, report_ms: int) -> Iterator[Row]:
     yield row(f"{name}, broker's processor", cost, "us each", None, spin_seconds() * 1e6, "spin")
 
 
+def empty_actor() -> tuple[Any, int]:
+    """One of Ray's with an event loop and nothing to do, as large as the broker's, and its process."""
+    import ray
+
+    from raypool.client.client import MAX_CONCURRENCY
+
+    class Empty:
+        async def pid(self) -> int:
+            return os.getpid()
+
+    actor = ray.remote(num_cpus=0, max_concurrency=MAX_CONCURRENCY)(Empty).remote()
+    return actor, ray.get(actor.pid.remote())
+
+
 def idle(settings: Settings, report_ms: int) -> Iterator[Row]:
     """A broker with pools, and nobody who asks: the processor time of its process, and by how much it grows (resident
-    set), over `--idle-seconds`, after 5 s."""
+    set), over `--idle-seconds`, after 5 s. The reference is an actor of Ray's that has an event loop and nothing to do,
+    over the same time."""
     client = new_broker(report_ms)
+    _empty, empty_pid = empty_actor()  # it lives as long as its handle
+    processes = [psutil.Process(broker_pid(client)), psutil.Process(empty_pid)]
     time.sleep(5.0 if not settings.small else 0.5)
-    process = psutil.Process(broker_pid(client))
-    spent, size, began = sum(process.cpu_times()[:2]), process.memory_info().rss, time.monotonic()
+    process = processes[0]
+    spent, size, began = [sum(one.cpu_times()[:2]) for one in processes], process.memory_info().rss, time.monotonic()
     time.sleep(settings.idle_seconds)
-    used = 100 * (sum(process.cpu_times()[:2]) - spent) / (time.monotonic() - began)
+    seconds = time.monotonic() - began
+    used, of_empty = (
+        100 * (sum(one.cpu_times()[:2]) - before) / seconds for one, before in zip(processes, spent, strict=True)
+    )
     name = f"{name_of(report_ms)}: idle broker for {settings.idle_seconds:g} s"
-    yield row(f"{name}: processor", used, "% of a core", at_most(1))
+    yield row(f"{name}: processor", used, "% of a core", at_most(1), of_empty, "an empty actor of Ray's")
     yield row(f"{name}: growth", (process.memory_info().rss - size) / 2**20, "MiB", at_most(1))
 
 

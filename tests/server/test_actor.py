@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 
 import pytest
 
@@ -552,5 +553,49 @@ def test_a_look_ahead_that_fails_is_logged_and_keeps_nobody_from_his_view(monkey
             view = await world.view("next")
             assert (view["position"], view["eta_p50_seconds"]) == (1, None)
             assert "could not be worked out" in caplog.text
+
+    run(story)
+
+
+class CountedQuestions(FakeCluster):
+    def __init__(self):
+        super().__init__()
+        self.asked = Counter()
+
+    async def nodes(self):
+        self.asked["nodes"] += 1
+        return await super().nodes()
+
+    async def free(self):
+        self.asked["free"] += 1
+        return await super().free()
+
+    async def dead_jobs(self):
+        self.asked["dead_jobs"] += 1
+        return await super().dead_jobs()
+
+
+def test_a_broker_that_nobody_uses_asks_and_wakes_seldom():
+    async def story():
+        cluster = CountedQuestions()
+        async with World(cluster) as world:
+            await world.run("a", job="01", holder="h1")
+            await world.actor.release("a", "01")
+            await world.actor.bye("h1")
+            await world.pass_seconds(200)
+            loop = asyncio.get_running_loop()
+            call_at, timers = loop.call_at, []
+            loop.call_at = lambda *args, **more: timers.append(1) or call_at(*args, **more)
+            cluster.asked.clear()
+            await world.pass_seconds(60)
+            loop.call_at = call_at
+            assert 55 <= cluster.asked["nodes"] <= 61
+            assert 8 <= cluster.asked["free"] <= 12
+            assert cluster.asked["dead_jobs"] == 0
+            assert len(timers) <= 61 + 2 * 12 + 5, "nothing else wakes it"
+            await world.run("b", job="01", holder="h2")
+            cluster.asked.clear()
+            await world.pass_seconds(3)
+            assert cluster.asked["dead_jobs"] >= 6 and cluster.asked["free"] >= 2
 
     run(story)

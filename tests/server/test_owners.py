@@ -286,7 +286,7 @@ def test_a_process_that_never_came_is_silent_from_its_request_on():
             await world.pass_seconds(59)
             assert await world.status("a") == "allocated"
             await world.pass_seconds(2)
-            assert await outcome(world, "a") == ("cancelled", "its owner was not heard of for 60.1 s")
+            assert await outcome(world, "a") == ("cancelled", "its owner was not heard of for 60.2 s")
 
     run(story)
 

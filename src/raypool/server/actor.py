@@ -67,7 +67,7 @@ from raypool.version import __version__
 logger = logging.getLogger("raypool")
 
 TIDY_SECONDS = 0.5
-"""How often what is kept in the server of requests that the core has dropped is dropped too."""
+"""How soon what is kept in the server of requests that the core has dropped is dropped too."""
 
 WATCH_MOST_SECONDS = 60.0
 """A long-poll is answered after this at the latest; its caller asks again."""
@@ -113,6 +113,7 @@ class PoolBroker:
         self._watchers: dict[str, list[asyncio.Future[None]]] = {}
         self._groups: dict[str, str] = {}  # placement group id -> request id
         self._bodies = Bodies()
+        self._untidy = asyncio.Event()  # something may be kept that the core has dropped
         self._started_at = self._now()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -537,6 +538,7 @@ class PoolBroker:
     async def overview(self) -> dict[str, Any]:
         """The broker as a whole."""
         specs = [pool.spec for _, pool in sorted(self.broker.pools.items())]
+        self._audit.look_soon()
         view = view_broker(
             self.broker,
             [*config_warnings(self.broker), *self._audit.warnings(specs), *self._troubles()],
@@ -718,6 +720,7 @@ class PoolBroker:
     def _place(self, instruction: CreatePlacementGroup) -> None:
         allocation = self.broker.requests[instruction.spec.id].allocation
         assert allocation is not None and allocation.attempt == instruction.attempt, instruction
+        self._audit.look_soon()
         self._placements.place(self._placement_of(allocation))
 
     def _hand_over(self, instruction: HandOverPlacementGroup) -> None:
@@ -759,6 +762,7 @@ class PoolBroker:
 
     def _wake(self, request_id: str, number: int) -> None:
         self._versions[request_id] = number
+        self._untidy.set()
         for future in self._watchers.pop(request_id, ()):
             if not future.done():
                 future.set_result(None)
@@ -776,7 +780,9 @@ class PoolBroker:
 
     async def _tidy(self) -> None:
         while True:
+            await self._untidy.wait()
             await asyncio.sleep(TIDY_SECONDS)
+            self._untidy.clear()
             self._forget_what_is_forgotten()
 
     def _forget_what_is_forgotten(self) -> None:

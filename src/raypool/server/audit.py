@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from raypool.core.bundles import Bundle, describe_amount
@@ -22,6 +23,9 @@ logger = logging.getLogger("raypool")
 
 AUDIT_SECONDS = 1.0
 """How often it looks."""
+
+QUIET_SECONDS = 5.0
+"""How much longer it waits while no group is there and nobody asks."""
 
 Used = dict[tuple[str, str], float]
 """(node, resource) -> amount > 0"""
@@ -37,14 +41,26 @@ class Audit:
         self.placements = placements
         self._seen: Used = {}
         self._stable: Used = {}
+        self._wanted = asyncio.Event()
+
+    def look_soon(self) -> None:
+        """Within `AUDIT_SECONDS`: somebody asks, or there will be a group."""
+        self._wanted.set()
 
     async def run(self) -> None:
         while True:
             await asyncio.sleep(AUDIT_SECONDS)
+            if not self.placements.groups:
+                await self._until_wanted()
+            self._wanted.clear()
             try:
                 await self.look()
             except Exception:
                 logger.exception("comparing with the cluster failed; trying again")
+
+    async def _until_wanted(self) -> None:
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._wanted.wait(), QUIET_SECONDS)
 
     async def look(self) -> None:
         figures = await self.placements.trusted_figures()

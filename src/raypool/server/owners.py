@@ -86,6 +86,8 @@ class Owners:
         self._owned: dict[str, Request] = {}  # by id: those that end with somebody
         self._of_jobs: dict[str, dict[str, Request]] = {}  # by job and id: those that end with it
         self._of_actors: dict[str, Request] = {}  # by id: those that end with an actor, in the order of asking
+        self._some_hold = asyncio.Event()  # there are holders
+        self._some_owned = asyncio.Event()  # there are requests that end with a job or an actor
 
     # --- who owns what ------------------------------------------------------------------------
 
@@ -104,10 +106,12 @@ class Owners:
             return
         if request.actor is not None:
             self._owned[request.id] = self._of_actors[request.id] = request
+            self._some_owned.set()
         if request.detached:
             return
         if request.job is not None:
             self._owned[request.id] = self._of_jobs.setdefault(request.job, {})[request.id] = request
+            self._some_owned.set()
         if request.holder is not None:
             self._owned[request.id] = self._heard(request.holder).requests[request.id] = request
 
@@ -130,6 +134,7 @@ class Owners:
         holder = self.holders.get(name)
         if holder is None:
             holder = self.holders[name] = Holder(self.clock(), self._timeout())
+            self._some_hold.set()
         else:
             holder.heard(self.clock(), self._timeout())
         return holder
@@ -177,6 +182,7 @@ class Owners:
     async def watch_holders(self) -> None:
         """Runs for ever: ends what belongs to processes that are gone or silent."""
         while True:
+            await self._some_hold.wait()
             asleep = self.clock()
             await asyncio.sleep(OWNERS_SECONDS)
             if self.clock() - asleep > OWNERS_SECONDS + min(STOOD_STILL_SECONDS, self._timeout() / 3):
@@ -207,6 +213,8 @@ class Owners:
         if holder.token is not None:
             holder.token.cancel()
         del self.holders[name]
+        if not self.holders:
+            self._some_hold.clear()
 
     def _end_all_of(self, holder: Holder, why: str) -> None:
         for request in list(holder.requests.values()):
@@ -223,6 +231,9 @@ class Owners:
         """Runs for ever: gives back what belongs to jobs that are over and to actors that are dead. The GCS
         may be away meanwhile; nothing is concluded from that."""
         while True:
+            if not (self._of_jobs or self._of_actors):
+                self._some_owned.clear()
+            await self._some_owned.wait()
             await asyncio.sleep(OWNERS_SECONDS)
             try:
                 await self._cancel_orphans()
