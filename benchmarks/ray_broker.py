@@ -49,7 +49,8 @@ async def parked(client: Any, ids: list[str]) -> list[Any]:
 def crowd(settings: Settings, report_ms: int) -> Iterator[Row]:
     """5,000 requests that wait, each with a client that long-polls (tasks of one event loop in one process): how long
     `client.status()` takes meanwhile, from its call to its view. Then 5,000 long-polls for 24 requests of 1 GPU:
-    from the release of what holds all GPUs until the last of them is answered. Wall-clock time."""
+    from the release of what holds all GPUs until the last of them is answered. The reference is what a bare actor of
+    Ray's takes to answer as many parked calls with the same. Wall-clock time."""
     client = new_broker(report_ms)
     clients = settings.size(CLIENTS, 50)
     hold_all(client)
@@ -78,17 +79,53 @@ def crowd(settings: Settings, report_ms: int) -> Iterator[Row]:
     holders = hold_all(client)
     few = [view.id for view in client.submit_many(waiting[:ALL])]
 
-    async def wake_seconds() -> float:
+    async def wake_seconds() -> tuple[float, Any]:
         polls = await parked(client, [few[number % len(few)] for number in range(clients)])
         await asyncio.sleep(1.0)
         began = time.perf_counter()
         for one in holders:
             await asyncio.get_running_loop().run_in_executor(None, client.release, one)
         ends: list[float] = await asyncio.gather(*polls)
-        return max(ends) - began
+        return max(ends) - began, await client._line.actor.watch.remote(few[0], -1, 0.0)
 
-    woken = asyncio.run(wake_seconds())
-    yield row(f"{name}: {clients:,} clients woken after a release, the last", woken, "s", at_most(1))
+    woken, answer = asyncio.run(wake_seconds())
+    bare = asyncio.run(bare_wake_seconds(clients, answer))
+    what = f"{name}: {clients:,} clients woken after a release, the last"
+    yield row(what, woken, "s", at_most(1), bare, "as many answers of a bare actor")
+
+
+async def bare_wake_seconds(clients: int, answer: Any) -> float:
+    """From the moment at which a bare actor has an answer for so many parked calls until the last has it."""
+    import ray
+
+    from raypool.client.client import MAX_CONCURRENCY
+
+    class Bare:
+        async def __init__(self) -> None:  # type: ignore[misc]  # Ray runs it on the actor's event loop
+            self.answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        async def wait(self, request_id: str, seen: int, timeout_seconds: float) -> Any:
+            return await asyncio.shield(self.answered)
+
+        async def answer(self, answer: Any) -> None:
+            self.answered.set_result(answer)
+
+        async def hello(self) -> None:
+            pass
+
+    actor = ray.remote(num_cpus=0, max_concurrency=MAX_CONCURRENCY)(Bare).remote()
+
+    async def poll() -> float:
+        await actor.wait.remote("0123456789abcdef", 1, 60.0)
+        return time.perf_counter()
+
+    polls = [asyncio.ensure_future(poll()) for _ in range(clients)]
+    await asyncio.sleep(0)
+    await actor.hello.remote()
+    await asyncio.sleep(1.0)
+    began = time.perf_counter()
+    await actor.answer.remote(answer)
+    return float(max(await asyncio.gather(*polls)) - began)
 
 
 def submit_many(settings: Settings, report_ms: int) -> Iterator[Row]:
@@ -132,8 +169,8 @@ def empty_actor() -> tuple[Any, int]:
 
 def idle(settings: Settings, report_ms: int) -> Iterator[Row]:
     """A broker with pools, and nobody who asks: the processor time of its process, and by how much it grows (resident
-    set), over `--idle-seconds`, after 5 s. The reference is an actor of Ray's that has an event loop and nothing to do,
-    over the same time."""
+    set), over `--idle-seconds`, after 5 s. The reference is an actor of Ray's that has an event loop and nothing to
+    do, over the same time."""
     client = new_broker(report_ms)
     _empty, empty_pid = empty_actor()  # it lives as long as its handle
     processes = [psutil.Process(broker_pid(client)), psutil.Process(empty_pid)]

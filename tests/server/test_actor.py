@@ -9,6 +9,7 @@ import pytest
 from raypool.errors import BrokerDegraded, BrokerFault, Refused, SpecError
 from raypool.server import etas
 from raypool.server.actor import steady_clock
+from raypool.server.views import view_request
 
 from .fake_cluster import FakeCluster, HeldBackCluster, node
 from .virtual_time import run
@@ -597,5 +598,38 @@ def test_a_broker_that_nobody_uses_asks_and_wakes_seldom():
             cluster.asked.clear()
             await world.pass_seconds(3)
             assert cluster.asked["dead_jobs"] >= 6 and cluster.asked["free"] >= 2
+
+    run(story)
+
+
+def test_who_is_woken_together_hears_the_same_made_once(monkeypatch):
+    views = []
+
+    def counted(broker, request, *more):
+        views.append(request.id)
+        return view_request(broker, request, *more)
+
+    monkeypatch.setattr("raypool.server.actor.view_request", counted)
+
+    async def story():
+        async with World() as world:
+            await world.run("a", gpu=8)
+            await world.submit("b", gpu=8)
+            await world.submit("c", gpu=1)
+            seen = (await world.actor.watch("b", -1, 0))["version"]
+            watches = [asyncio.ensure_future(world.actor.watch(id, seen, 30.0)) for id in "bbbbbbbbbcc"]
+            late = asyncio.ensure_future(world.actor.watch("b", seen, 0.5))
+            await world.pass_seconds(1)
+            assert (await late)["version"] == seen
+            views.clear()
+            await world.actor.cancel("b", "enough")
+            told = await asyncio.gather(*watches[:9])
+            assert [one["request"]["status"] for one in told] == ["cancelled"] * 9
+            assert views.count("b") <= 2, "one for the watchers, one for who cancelled"
+            again = await asyncio.gather(*(world.actor.watch("c", -1, 0) for _ in range(2)))
+            await world.actor.cancel("c", "enough")
+            assert (await world.actor.watch("c", -1, 0))["request"]["status"] == "cancelled", "never an older one"
+            assert again[0]["request"]["status"] == "pending"
+            assert world.actor._watchers == {}
 
     run(story)

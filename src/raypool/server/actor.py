@@ -110,7 +110,8 @@ class PoolBroker:
         self._etas = Etas(lambda: self.broker, lambda: self._journal.number, self._now, self._spawn)
         self._versions: dict[str, int] = {}
         self._first_version = 0
-        self._watchers: dict[str, list[asyncio.Future[None]]] = {}
+        self._watchers: dict[str, dict[asyncio.Future[None], None]] = {}
+        self._answers: dict[str, tuple[int, dict[str, Any]]] = {}  # by request, made in this turn: at which event
         self._groups: dict[str, str] = {}  # placement group id -> request id
         self._bodies = Bodies()
         self._untidy = asyncio.Event()  # something may be kept that the core has dropped
@@ -385,12 +386,26 @@ class PoolBroker:
         if explain and self._version(request_id) <= seen and self._known(request_id).status is Status.PENDING:
             would_start = await self._hints(request_id)
         request, version = self._known(request_id), self._version(request_id)
-        eta = self._from_now(self._etas.known([request_id])).get(request_id, UNKNOWN)
-        answer = {"version": version, "request": view_request(self.broker, request, None, eta).as_dict()}
+        answer = self._answer_of(request, version)
         if would_start is not None and version <= seen and request.status is Status.PENDING:
-            facts = view_explanation(self.broker, request, self._now(), eta)
-            answer["why"] = {**facts.as_dict(), "would_start": would_start}
+            facts = view_explanation(self.broker, request, self._now(), self._eta_known(request_id))
+            answer = {**answer, "why": {**facts.as_dict(), "would_start": would_start}}
         return answer
+
+    def _answer_of(self, request: Request, version: int) -> dict[str, Any]:
+        """What all hear who watch it and are woken together: made once in a turn of the loop, never to be changed."""
+        made, answer = self._answers.get(request.id, (-1, {}))
+        if made == self._journal.number:
+            return answer
+        if not self._answers:
+            asyncio.get_running_loop().call_soon(self._answers.clear)
+        view = view_request(self.broker, request, None, self._eta_known(request.id))
+        answer = {"version": version, "request": view.as_dict()}
+        self._answers[request.id] = self._journal.number, answer
+        return answer
+
+    def _eta_known(self, request_id: str) -> Eta:
+        return self._from_now(self._etas.known([request_id])).get(request_id, UNKNOWN)
 
     async def _hints(self, request_id: str) -> list[dict[str, Any]]:
         """What would start it, as far as there is time for such things. A search that fails is a bug of ours, and no
@@ -414,16 +429,17 @@ class PoolBroker:
         return self._versions.get(request_id, self._first_version)
 
     async def _changed(self, request_id: str, timeout_seconds: float) -> None:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        watchers = self._watchers.setdefault(request_id, [])
-        watchers.append(future)
+        """Until it has changed, or time is up. (`asyncio.wait_for` costs several times as much; thousands wait.)"""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        watchers = self._watchers.setdefault(request_id, {})
+        watchers[future] = None
+        timer = loop.call_later(timeout_seconds, _wake, future)
         try:
-            await asyncio.wait_for(future, timeout_seconds)
-        except asyncio.TimeoutError:
-            pass
+            await future
         finally:
-            if future in watchers:
-                watchers.remove(future)
+            timer.cancel()
+            watchers.pop(future, None)
             if not watchers and self._watchers.get(request_id) is watchers:
                 del self._watchers[request_id]
 
@@ -764,8 +780,7 @@ class PoolBroker:
         self._versions[request_id] = number
         self._untidy.set()
         for future in self._watchers.pop(request_id, ()):
-            if not future.done():
-                future.set_result(None)
+            _wake(future)
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -797,6 +812,11 @@ class PoolBroker:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def steady_clock() -> Callable[[], float]:
