@@ -139,6 +139,22 @@ def test_the_same_again_is_the_same_requests_also_in_the_next_life():
     run(story)
 
 
+def test_they_end_with_their_job_but_for_those_that_outlive_it():
+    async def story():
+        async with World() as world:
+            await world.actor.submit_many([RED, DETACHED, ALIEN], list("abcd"), [0, 1, 2, 0], "job1")
+            await world.actor.submit_many([RED], ["other"], [0], "job2")
+            await world.pass_seconds(1)
+            world.cluster.jobs_dead.add("job1")
+            await world.pass_seconds(2)
+            status = {view["id"]: view["status"] for view in await world.actor.requests()}
+            assert status == {
+                "a": "cancelled", "b": "allocated", "c": "rejected", "d": "cancelled", "other": "allocated",
+            }  # fmt: skip
+
+    run(story)
+
+
 class CountedWrites(FakeCluster):
     def __init__(self):
         super().__init__()

@@ -255,7 +255,7 @@ class Client:
         of the list. For thousands of them it is faster than `submit` by far.
 
         All are checked first: raises SpecError, with nothing submitted, which names the place in the list and the
-        field. An id that stands for something else already is Refused: the broker takes 2,000 at once, and refuses
+        field. An id that stands for something else already is Refused: the broker takes 4,000 at once, and refuses
         them together; those before them stay submitted. Asking again with the same ids asks once.
         """
         from raypool.client.many import Many

@@ -15,7 +15,7 @@ from raypool.client.client import request_spec
 from raypool.errors import SpecError
 from raypool.spec import MOST_PROBLEMS, RequestSpec, is_name, new_request_ids
 
-AT_ONCE = 2_000
+AT_ONCE = 4_000
 """So many requests go into one call: the broker answers nobody else while it takes them."""
 
 CHARACTERS_AT_ONCE = 2_000_000
@@ -49,14 +49,14 @@ class Many:
             _refuse(problems)
 
     def _take(self, at: int, spec: RequestSpec | Mapping[str, Any]) -> None:
-        if isinstance(spec, RequestSpec):
-            request_id: str | None = spec.id
-            place = self._place(spec)
-        elif isinstance(spec, Mapping):
+        request_id: str | None
+        if type(spec) is dict or isinstance(spec, Mapping):  # that it is a dict is told several times as fast
             request_id = spec.get("id")
             if request_id is not None and not is_name(request_id):
                 request_spec(spec)  # says what is wrong with it
             place = self._written(spec)
+        elif isinstance(spec, RequestSpec):
+            request_id, place = spec.id, self._place(spec)
         else:
             raise SpecError(f"must be a RequestSpec or a mapping of its fields, got {type(spec).__name__}")
         if request_id is None:
@@ -71,7 +71,7 @@ class Many:
     def _written(self, fields: Mapping[str, Any]) -> int:
         """The body of a request that is told by its fields. What is written the same way is the same: `marshal` tells
         apart all that JSON has, and takes nothing that could be two things."""
-        if "id" in fields or type(fields) is not dict:
+        if type(fields) is not dict or "id" in fields:
             fields = {name: value for name, value in fields.items() if name != "id"}
         try:
             key = marshal.dumps(fields, 2)

@@ -315,8 +315,7 @@ class PoolBroker:
         event = batch.event
         if event.ids:
             self._handle(event)
-            for request_id in event.ids:
-                self._owners.take_up(self.broker.requests[request_id])
+            self._owners.take_up_many((self.broker.requests[id] for id in event.ids), job)
         rows = [_submission_row(self.broker.requests[id]) for id in ids]
         await self._durable()
         return rows

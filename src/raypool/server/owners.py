@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from raypool.core import events as ev
@@ -114,6 +114,13 @@ class Owners:
             self._some_owned.set()
         if request.holder is not None:
             self._owned[request.id] = self._heard(request.holder).requests[request.id] = request
+
+    def take_up_many(self, requests: Iterable[Request], job: str | None) -> None:
+        """The same of thousands that end with that job, if with anybody."""
+        if job is not None and (new := {one.id: one for one in requests if one.job == job and not _is_over(one)}):
+            self._owned.update(new)
+            self._of_jobs.setdefault(job, {}).update(new)
+            self._some_owned.set()
 
     def forget(self, request_id: str) -> None:
         """That request has ended."""
