@@ -279,11 +279,14 @@ class PoolBroker:
         """`submit` and the `watch` after it in one call: answers when it can be used, when it has ended, or when time
         is up. Raises what they raise."""
         id = await self._submit(spec, job, holder)
+        seen = self._version(id)
         until = self._now() + min(timeout_seconds, WATCH_MOST_SECONDS)
         if explain and self._known(id).waiting:
             self._etas.look_beside([id])
         while self._known(id).status is Status.PENDING and self._now() < until:
             await self._changed(id, until - self._now())
+        if self._version(id) <= seen:
+            await self._durable()  # what it has become just now may not be written yet
         return await self._told(id, self._version(id), explain)
 
     async def _submit(self, spec: dict[str, Any], job: str | None, holder: str | None) -> str:
