@@ -17,6 +17,7 @@ from benchmarks import (
     ray_hand_over,
     ray_leases,
 )
+from benchmarks.curves import curves, picture
 from benchmarks.harness import (
     Benchmark,
     Row,
@@ -63,6 +64,8 @@ def main(arguments: list[str] | None = None) -> None:
             given.json.write_text(json.dumps(as_document(rows), indent=1) + "\n", encoding="utf-8")
     if given.into is not None:
         put_into(given.into, rows)
+        if found := curves(rows):
+            given.into.with_name("growth.svg").write_text(picture(found), encoding="utf-8")
     print_table(rows)
     print(", ".join(f"{name} {value}" for name, value in {**machine(), **versions()}.items()))
     missed = [one.name for one in rows if one.met is False]
@@ -84,7 +87,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--list", action="store_true", help="tell the benchmarks, with what each includes, and end")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-    parser.add_argument("--into", type=Path, metavar="FILE", help="put the table into that Markdown file")
+    parser.add_argument(
+        "--into",
+        type=Path,
+        metavar="FILE",
+        help="put the table into that Markdown file, and the curves beside it, into growth.svg",
+    )
     parser.add_argument("--rounds", type=int, default=5, help="a figure is the median of so many (default 5)")
     parser.add_argument("--small", action="store_true", help="small sizes, which only show that everything runs")
     parser.add_argument(

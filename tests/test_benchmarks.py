@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from benchmarks.__main__ import BENCHMARKS, main
+from benchmarks.curves import CURVES, curves, picture
 from benchmarks.harness import (
     Patience,
     Settings,
@@ -121,3 +123,24 @@ def test_a_page_without_the_marks_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no lines <!-- figures -->"):
         put_into(page, [])
     assert page.read_text() == "# Nothing\n"
+
+
+def test_costs_by_number_are_drawn_as_curves_that_name_themselves() -> None:
+    rows = [
+        row("victims: 1 of 50,000, p50", 0.03, "ms"), row("victims: 1 of 1,000, p50", 0.02, "ms"),
+        row("victims: 1 of 1,000, p99", 9.0, "ms"), row("victims: 64 of 1,000, p50", 0.3, "ms"),
+    ]  # fmt: skip
+    found = curves(rows)
+    assert found == {"1 victim of #": [(1_000, 0.02), (50_000, 0.03)]}
+    drawn = ElementTree.fromstring(picture(found))
+    (curve,) = (one for one in drawn.iter() if one.tag.endswith("polyline"))
+    (first, last) = ([float(part) for part in point.split(",")] for point in curve.attrib["points"].split())
+    assert first[0] < last[0] and first[1] > last[1], "more to the right, dearer above"
+
+
+def test_every_curve_is_of_a_benchmark() -> None:
+    names = [row.name for one in ENGINE if one.name in ("engine.hand-over", "engine.victims")
+             for row in one.run(Settings(rounds=1, small=True))]  # fmt: skip
+    for pattern, _ in CURVES:
+        parts = pattern.split("#")
+        assert any(name.startswith(parts[0]) and name.endswith(parts[1]) for name in names), pattern
