@@ -132,11 +132,19 @@ def join(address: str | None = None, *, log_to_driver: bool = True) -> None:
     from raypool.errors import BrokerUnavailable
 
     where = address or os.environ.get("RAY_ADDRESS") or "auto"
+    answers = False
     try:
         _expect_answer(where)
+        answers = True
         ray.init(address=where, namespace=NAMESPACE, log_to_driver=log_to_driver, configure_logging=False)
     except (OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
+        if answers:
+            raise BrokerUnavailable(
+                f"what answers at '{where}' does not let this process join ({reason}); it must be a Ray cluster of "
+                f"this version of Ray ({ray.__version__}), and if that asks for tokens, RAY_AUTH_MODE=token and "
+                "RAY_AUTH_TOKEN_PATH must be set here as they are there"
+            ) from None
         raise BrokerUnavailable(
             f"no Ray cluster at '{where}' ({reason}); start one with `ray start --head`, or give its address"
         ) from None
