@@ -8,19 +8,24 @@ from raypool.core import events as ev
 from raypool.core.broker import Broker, World
 from raypool.core.instructions import ChangeStatus
 from raypool.core.pool import borrowed_by
+from raypool.core.victims import Shortage, enough
 from raypool.core.walk import Figures, walk
 from raypool.errors import Refused, SpecError
 from raypool.spec import BrokerConfig, PolicySpec, PoolSpec, RequestSpec, ResourceSettings
 
 
 def walks_agree(broker: Broker) -> None:
-    """The walk that a pool keeps ends as one that begins anew, written plainly, does."""
+    """The walk that a pool keeps ends as one that begins anew, written plainly, does; what it remembers of victims is
+    so; and the cycle has left nothing to do."""
     for pool in broker.pools.values():
         kept, plain = pool.outcome(), walk(pool, pool.queue, Figures(pool.ledger))
         assert (kept.ending, kept.request, kept.group) == (plain.ending, plain.request, plain.group), pool.name
         assert list(kept.set_aside.items()) == list(plain.set_aside.items()), pool.name
         assert kept.figures.free == plain.figures.free, pool.name
+        assert plain.granted is None and pool.backfill() is None, pool.name
         if kept.blocked is not None:
+            remembered = kept.lacks is not None and kept.lacks == Shortage.of(plain).only_key
+            assert not (remembered and enough(pool, plain)), pool.name
             assert kept.backfill() is plain.backfill(), pool.name
 
 

@@ -55,7 +55,7 @@ def looked_at(pool, outcome, seen):
 
 
 def lacking(outcome, victims):
-    shortage = Shortage.of(outcome.group.need, outcome.group, outcome.figures)
+    shortage = Shortage.of(outcome)
     for victim in victims:
         shortage.subtract(victim.allocation.need, victim.allocation.account is outcome.group.account)
     return bool(shortage)

@@ -86,12 +86,13 @@ class Chances(NamedTuple):
     """Where those who ask for the same may stand in line, while pools, policies and nodes are what they are.
 
     pools: that can ever take it, most preferred first, with who asks and what for in each. lines: those of them in
-    whose queue it stands, by name. aside: in one of them it would stand aside at first; held_out: where it does so
-    for as long as it has to, and why.
+    whose queue it stands, by name; first: the same, most preferred first. aside: in one of them it would stand aside
+    at first; held_out: where it does so for as long as it has to, and why.
     """
 
     pools: tuple[tuple[Pool, Account, Need], ...]
     lines: tuple[Pool, ...]
+    first: tuple[Pool, ...]
     aside: bool
     held_out: Mapping[str, Reason]
 
@@ -238,10 +239,10 @@ class Broker:
         elif chances.lines or chances.held_out:
             request.held_out = chances.held_out
             for pool in chances.lines:
-                pool.enqueue(request)
-                self._cycle.touch(pool)
+                if pool.enqueue(request):
+                    self._cycle.touch(pool)
             request.accepted = True
-            self._first = by_preference(request) if chances.lines else ()
+            self._first = chances.first
         elif self.unmanaged == "allow" and ask.spec.pool is None and not self._pools_of(request.owner):
             self._grant_unpooled(request)
         else:
@@ -267,6 +268,7 @@ class Broker:
         chances = Chances(
             tuple((pool, pool.ledger.accounts[request.owner], pool.need(request)) for pool in pools),
             tuple(lines),
+            tuple(pool for pool in pools if pool in lines),
             len(lines) < len(pools),
             held_out or NONE,
         )
@@ -316,8 +318,8 @@ class Broker:
                 continue
             aside = self._stands_aside(request, pool)
             if aside is None:
-                pool.enqueue(request)
-                self._cycle.touch(pool)
+                if pool.enqueue(request):
+                    self._cycle.touch(pool)
             elif request.accepted or not isinstance(aside, Infeasible) or pool.spec.infeasible == "wait":
                 request.held_out = {**request.held_out, pool.name: aside}
                 if isinstance(aside, PlacementBackOff):
@@ -576,10 +578,8 @@ class Broker:
         """Asks each victim to leave for the request. One that is not placed yet just goes back."""
         outcome = pool.outcome()
         assert outcome.group is not None
-        group = outcome.group
-        missing = pool.ledger.by_key(
-            tuple(Shortage.of(group.need, group, outcome.figures).in_pool.items())
-        ) or pool.ledger.by_key(group.need)
+        by_key = pool.ledger.by_key
+        missing = by_key(tuple(Shortage.of(outcome).in_pool.items())) or by_key(outcome.group.need)
         for victim in victims:
             allocation = victim.allocation
             holder, account = allocation.request, allocation.account

@@ -64,7 +64,9 @@ class Cycle:
         changed = False
         for pool in order:
             while (request := pool.outcome().granted) is not None:
-                best = next(one for one in by_preference(request) if one.outcome().granted is request)
+                best = pool
+                if len(request.queued) > 1:
+                    best = next(one for one in by_preference(request) if one.outcome().granted is request)
                 self.acts.grant(request, best, opportunistic=False)
                 changed = True
         return changed
@@ -118,7 +120,7 @@ class Cycle:
             request = outcome.blocked
             if request is None:
                 continue
-            seen = tuple((one.name, one.generation) for one in by_preference(request))
+            seen = [(name, one.generation) for name, one in request.queued.items()]
             if outcome.eviction_tried == seen:
                 continue  # nothing that could change the answer has happened since
             if self._make_room(request):
@@ -129,10 +131,11 @@ class Cycle:
     def _make_room(self, request: Request) -> bool:
         """For a blocked request; True if anything changed."""
         pools = by_preference(request)
-        for pool in pools:
-            if pool.backfill() is request:
-                self.acts.grant(request, pool, opportunistic=True)
-                return True
+        if len(pools) > 1:  # where it is blocked it is not behind the blocked one
+            for pool in pools:
+                if pool.backfill() is request:
+                    self.acts.grant(request, pool, opportunistic=True)
+                    return True
         for pool in pools:
             if pool.outcome().blocked is request and request.mark in (None, pool):
                 victims = choose(pool, pool.outcome())

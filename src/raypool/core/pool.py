@@ -138,14 +138,19 @@ class Pool:
 
     # --- the queue ----------------------------------------------------------------------------
 
-    def enqueue(self, request: Request) -> None:
-        group = self.queue.add(request, self.need(request), self.ledger.accounts[request.owner])
+    def enqueue(self, request: Request) -> bool:
+        """It waits here from now on. False if nothing follows from that: it stands behind the blocked one, and may
+        not run meanwhile."""
+        group, at = self.queue.add(request, self.need(request), self.ledger.accounts[request.owner])
         request.queued = {**request.queued, self.name: self} if request.queued else self._only_here
         self.arrivals += 1
-        if self._walk is None or not self._walk.arrived(request, group):
+        if self._walk is None or not self._walk.arrived(request, group, at):
             self.stale()
-        elif not self._walk.settled:
+            return True
+        if not self._walk.settled:
             self.generation += 1
+            return True
+        return self.spec.queueing == "backfill" and self._walk.may_fill(request)
 
     def dequeue(self, request: Request) -> None:
         """It waits here no more, and was not granted here."""
@@ -155,8 +160,10 @@ class Pool:
     def _take_out(self, request: Request) -> tuple[Group, int]:
         """Its group, and how many stood before it there."""
         found = self.queue.remove(request, self.need(request))
-        left = {name: pool for name, pool in request.queued.items() if pool is not self}
-        request.queued = left or NONE
+        if len(request.queued) == 1:
+            request.queued = NONE
+        else:
+            request.queued = {name: pool for name, pool in request.queued.items() if pool is not self}
         return found
 
     # --- the walk -----------------------------------------------------------------------------
@@ -174,6 +181,8 @@ class Pool:
 
     def outcome(self) -> ResumableWalk:
         walk = self._walk
+        if walk is not None and walk.settled:
+            return walk
         if walk is None or not walk.run():
             walk = self._walk = ResumableWalk(self)
             walk.run()

@@ -11,6 +11,7 @@ are worked out again only for a line whose policy's figures or whose first membe
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import NamedTuple
@@ -37,10 +38,12 @@ _number = attrgetter("number")
 class Group:
     """Waiting requests that are alike, ascending by submission number. Never empty while it is queued.
 
-    reservable: it could be inside its policy's reserve, if nothing else were.
+    first: of its members. reservable: it could be inside its policy's reserve, if nothing else were.
     """
 
-    __slots__ = ("account", "key", "members", "need", "preemptible", "reservable")
+    __slots__ = ("account", "first", "key", "members", "need", "preemptible", "reservable")
+
+    first: Request
 
     def __init__(self, key: GroupKey, account: Account) -> None:
         self.key = key
@@ -49,6 +52,30 @@ class Group:
         self.preemptible = key[2]
         self.reservable = all(amount <= account.reserved[at] for at, amount in self.need)
         self.members: SortedKeyList = SortedKeyList(key=_number)
+
+    def add(self, request: Request) -> int:
+        """How many members have a smaller number. Newcomers come last, but for who takes up an earlier request."""
+        members, number = self.members, request.number
+        at = self.before(number) if members and number < members[-1].number else len(members)
+        members.add(request)
+        if at == 0:
+            self.first = request
+        return at
+
+    def remove(self, request: Request) -> int:
+        """How many members have a smaller number."""
+        members = self.members
+        if request is not self.first:
+            at = self.before(request.number)
+            del members[at]
+            return at
+        members.pop(0)
+        if members:
+            self.first = members[0]
+        return 0
+
+    def member(self, at: int) -> Request:
+        return self.first if at == 0 else self.members[at]
 
     def place(self, standing: Standing) -> int:
         """The first criterion of the walk's order: 0 not preemptible and inside its reserve, 1 preemptible
@@ -60,11 +87,6 @@ class Group:
     def rank(self, place: int, number: int) -> Rank:
         """Where its member of that number stands in the walk, when the group has that place: the order of waiters."""
         return place, -self.account.priority, number
-
-    @property
-    def first(self) -> Request:
-        first: Request = self.members[0]
-        return first
 
     @property
     def first_rank(self) -> Rank:
@@ -117,7 +139,7 @@ class Line:
             place = group.place(standing)
             if place == REST and not group.preemptible:
                 continue  # passed over, and holds up nobody
-            request = group.members[at]
+            request = group.member(at)
             best = found[place]
             if best is None or request.number < best[2]:
                 found[place] = (*group.rank(place, request.number), request, group)
@@ -136,47 +158,46 @@ class Queue:
     def __init__(self) -> None:
         self.groups: dict[GroupKey, Group] = {}
         self.lines: dict[Account, Line] = {}
-        self.order: SortedList = SortedList()
+        self.order: list[Entry] = []
         self.shapes = Shapes()
         self._stale: dict[Line, None] = {}
 
-    def add(self, request: Request, need: Need, account: Account) -> Group:
+    def add(self, request: Request, need: Need, account: Account) -> tuple[Group, int]:
+        """Its group, and how many of that are before it."""
         key = (account.owner, need, request.preemptible)
         group = self.groups.get(key)
         if group is None:
             group = self._new_group(key, account)
-        members = group.members
-        comes_first = not members or request.number < members[0].number
-        if comes_first:
+        if not group.members or request.number < group.first.number:
             self._out_of_rest(group)
-        members.add(request)
-        if comes_first:
+            at = group.add(request)
             self._into_rest(group)
             self._stale[self.lines[account]] = None
-        return group
+        else:
+            at = group.add(request)
+        return group, at
 
     def add_group(self, key: GroupKey, account: Account, members: Iterable[Request]) -> None:
         """A whole group that is not there yet, of at least one."""
         group = self._new_group(key, account)
         group.members.update(members)
+        group.first = group.members[0]
         self._into_rest(group)
         self._stale[self.lines[account]] = None
 
     def remove(self, request: Request, need: Need) -> tuple[Group, int]:
         """Its group, and how many of that are before it."""
         group = self.groups[request.owner, need, request.preemptible]
-        at = group.before(request.number)
-        was_first = at == 0
-        if was_first:
-            self._out_of_rest(group)
-        del group.members[at]
-        if was_first:
-            self._stale[self.lines[group.account]] = None
-            if group.members:
-                self._into_rest(group)
-            else:
-                self._drop(group)
-        return group, at
+        if group.first is not request:
+            return group, group.remove(request)
+        self._out_of_rest(group)
+        group.remove(request)
+        self._stale[self.lines[group.account]] = None
+        if group.members:
+            self._into_rest(group)
+        else:
+            self._drop(group)
+        return group, 0
 
     def _new_group(self, key: GroupKey, account: Account) -> Group:
         group = self.groups[key] = Group(key, account)
@@ -201,11 +222,11 @@ class Queue:
 
     def _into_rest(self, group: Group) -> None:
         if group.preemptible and not group.reservable:
-            self.lines[group.account].rest.add((group.members[0].number, group))
+            self.lines[group.account].rest.add((group.first.number, group))
 
     def _out_of_rest(self, group: Group) -> None:
         if group.preemptible and not group.reservable and group.members:
-            self.lines[group.account].rest.remove((group.members[0].number, group))
+            self.lines[group.account].rest.remove((group.first.number, group))
 
     # --- the order ----------------------------------------------------------------------------
 
@@ -226,10 +247,10 @@ class Queue:
         after = line.heads.entries
         for entry in before.entries:
             if entry not in after:
-                self.order.remove(entry)
+                del self.order[bisect_left(self.order, entry)]
         for entry in after:
             if entry not in before.entries:
-                self.order.add(entry)
+                insort(self.order, entry)
         if not line.groups:
             del self.lines[line.account]
 

@@ -83,8 +83,8 @@ def _with(account: Account, all_of_it: list[int], firm: list[int]) -> Standing:
 
 
 class ResumableWalk(Outcome):
-    """settled: it has ended, and nothing has happened since. marks_done, eviction_tried: what the cycle has done
-    about it since it ended."""
+    """settled: it has ended as it would now. marks_done, eviction_tried: what the cycle has done about it since it
+    ended. lacks: see `victims.choose`."""
 
     figures: Aside
 
@@ -94,6 +94,7 @@ class ResumableWalk(Outcome):
         self.queue = pool.queue
         self.settled = self.marks_done = False
         self.eviction_tried: object = None
+        self.lacks: int | None = None
         self.taken: dict[Group, int] = {}
         self.elsewhere: dict[Request, Group] = {}
         self._heads: dict[Account, Heads] = {}
@@ -104,8 +105,8 @@ class ResumableWalk(Outcome):
         self._used_up: dict[Group, tuple[int, int]] = {}  # all taken: at which step, and a follower's place then
         self._rank = FIRST  # of whom it ended with
         self._freed = False
-        self._fills: Request | None = None
-        self._fills_known = False
+        self._fill: Entry | None = None
+        self._fill_known = False
         self._marks_whole = True
         self._new_aside: list[Request] = []
         self._were_blocked: list[Request] = []
@@ -114,8 +115,6 @@ class ResumableWalk(Outcome):
 
     def run(self) -> bool:
         """Goes on to its end; False if its steps would not be taken again, and a new walk has to begin."""
-        if self.settled:
-            return True
         self.settled = True
         self.queue.refresh()
         self.figures.follow()
@@ -199,12 +198,11 @@ class ResumableWalk(Outcome):
 
     # --- what has happened --------------------------------------------------------------------
 
-    def arrived(self, request: Request, group: Group) -> bool:
-        """It joined the queue."""
+    def arrived(self, request: Request, group: Group, at: int) -> bool:
+        """It joined the queue. at: how many of its group are before it."""
         if self.ending is Ending.GRANT:
             return False
-        self._fills_known = False
-        at, taken = group.before(request.number), self.taken.get(group, 0)
+        taken = self.taken.get(group, 0)
         if at != taken:
             return at > taken  # else one that is alike stands before it, and was not reached
         account = group.account
@@ -220,8 +218,10 @@ class ResumableWalk(Outcome):
             self._look_at(account)
         elif rank <= self._furthest:
             return False
-        if not (self.blocked and rank > self._rank):
+        if self.ending is not Ending.BLOCKED or rank < self._rank:
             self._go_on()
+        elif self._fill_known:
+            self._fill = self._earlier_fill(self._fill, group)
         return True
 
     def _comes_after(self, group: Group, place: int, rank: Rank) -> bool:
@@ -235,7 +235,7 @@ class ResumableWalk(Outcome):
         """It left the queue, and was not granted here. at: how many of its group were before it."""
         if request in self.set_aside or request in self.elsewhere or self.ending is Ending.GRANT:
             return False
-        self._fills_known = False
+        self._fill_known = False
         account = group.account
         if at > self.taken.get(group, 0):
             return True
@@ -260,10 +260,23 @@ class ResumableWalk(Outcome):
                 return False
             self._forget_first_step(request, group)
             self._freed = True
+            self._go_on()
         elif account in self._heads or request in self.elsewhere:
             return False
-        self._go_on()
+        elif self._stays_blocked(account):
+            self._fill_known = False
+            self.figures.follow()
+        else:
+            self._go_on()
         return True
+
+    def _stays_blocked(self, account: Account) -> bool:
+        """Something was granted to that policy behind the blocked one. There is less room now; and of the waiters,
+        only that policy's may have moved, to the back."""
+        if not self.settled or self.ending is not Ending.BLOCKED:
+            return False
+        assert self.group is not None
+        return account is not self.group.account
 
     def _forget_first_step(self, request: Request, group: Group) -> None:
         """What was set aside for it is charged in earnest: for all who come after, nothing has changed."""
@@ -303,7 +316,8 @@ class ResumableWalk(Outcome):
     def _go_on(self) -> None:
         if self.settled and self.blocked is not None:
             self._were_blocked.append(self.blocked)
-        self.settled = self.marks_done = self._fills_known = False
+        self.settled = self.marks_done = self._fill_known = False
+        self.lacks = None
         self.ending, self.request, self.group = Ending.EXHAUSTED, None, None
 
     # --- what follows from it -----------------------------------------------------------------
@@ -323,28 +337,31 @@ class ResumableWalk(Outcome):
 
     def backfill(self) -> Request | None:
         """Of those behind the blocked one, who may run meanwhile (semantics 5, step 4)."""
-        if not self._fills_known:
-            self._fills, self._fills_known = self._find_fill(), True
-        return self._fills
+        if not self._fill_known:
+            self.queue.refresh()
+            self._fill, self._fill_known = None, True
+            for group in self.queue.shapes.fitting(self.figures.free):
+                self._fill = self._earlier_fill(self._fill, group)
+        return self._fill[3] if self._fill else None
 
-    def _find_fill(self) -> Request | None:
-        best: tuple[Rank, Request] | None = None
-        figures = self.figures
-        for group in self.queue.shapes.fitting(figures.free):
-            at = self.taken.get(group, 0)
-            if group is self.group or at >= len(group.members):
-                continue
-            standing = figures.standing(group.account)
-            if not figures.fits(standing, group.need):
-                continue
-            place = group.place(standing)
-            if place == REST and (standing.over_limit(group.need) or self._held_back(group.account)):
-                continue
-            request = group.members[at]
-            rank = group.rank(place, request.number)
-            if best is None or rank < best[0]:
-                best = rank, request
-        return best[1] if best else None
+    def may_fill(self, newcomer: Request) -> bool:
+        """Whether that may be whom `backfill` names, as far as it is known."""
+        return not self._fill_known or (self._fill is not None and self._fill[3] is newcomer)
+
+    def _earlier_fill(self, fill: Entry | None, group: Group) -> Entry | None:
+        """That one, or the next of the group if that may run meanwhile and comes first."""
+        at = self.taken.get(group, 0)
+        if group is self.group or at >= len(group.members) or not group.preemptible:
+            return fill
+        standing, request = self.figures.standing(group.account), group.member(at)
+        place = group.place(standing)
+        candidate = (*group.rank(place, request.number), request, group)
+        if fill is not None and fill < candidate:
+            return fill
+        # Where there is room for it, it is not over its limit either: that counts what stays, and room counts those
+        # leaving, too.
+        may = self.figures.fits(standing, group.need) and not (place == REST and self._held_back(group.account))
+        return candidate if may else fill
 
     def _held_back(self, account: Account) -> bool:
         """Whether the walk has passed over one of that line for its limit."""

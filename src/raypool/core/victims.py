@@ -40,17 +40,26 @@ class Shortage:
     under_limit: dict[int, int]
 
     @classmethod
-    def of(cls, need: Need, group: Group, figures: Figures) -> Shortage:
+    def of(cls, outcome: Outcome) -> Shortage:
+        """Of the request that a walk ended with."""
+        group, figures = outcome.group, outcome.figures
+        assert group is not None
         standing = figures.standing(group.account)
+        free, leaving, staying, limit = figures.free, figures.leaving, standing.staying, standing.limit
         in_pool, under_limit = {}, {}
-        for key, amount in need:
-            lacking = amount - figures.free[key] - figures.leaving[key]
+        for key, amount in group.need:
+            lacking = amount - free[key] - leaving[key]
             if lacking > 0:
                 in_pool[key] = lacking
-            lacking = standing.staying[key] + amount - standing.limit[key]
+            lacking = staying[key] + amount - limit[key]
             if lacking > 0:
                 under_limit[key] = lacking
         return cls(in_pool, under_limit)
+
+    @property
+    def only_key(self) -> int | None:
+        """The key that is missing in the pool, if nothing else is missing."""
+        return next(iter(self.in_pool)) if len(self.in_pool) == 1 and not self.under_limit else None
 
     def __bool__(self) -> bool:
         for left in self.in_pool.values():
@@ -138,9 +147,19 @@ def takers(allocation: Allocation, borrowed: Need) -> list[Taker]:
 
 
 def choose(pool: Pool, outcome: ResumableWalk) -> list[Victim]:
-    """The victims for the request that blocks the pool's walk; empty if nobody is to be evicted for it."""
-    chosen = enough(pool, outcome)
+    """The victims for the request that blocks the pool's walk; empty if nobody is to be evicted for it.
+
+    Where no set of victims is enough, and a single key is missing, that is `outcome.lacks`. Whatever is granted
+    behind the blocked one then takes no less of it than it could give back: there is no such set until somebody
+    leaves.
+    """
+    shortage = Shortage.of(outcome)
+    key = shortage.only_key
+    if key is not None and key == outcome.lacks:
+        return []
+    chosen = _enough(pool, outcome, shortage)
     if not chosen:
+        outcome.lacks = key
         return []
     gone = [victim.allocation for victim in chosen]
     return chosen if outcome.first_when_gone(gone) or granted_when_gone(pool, outcome, gone) else []
@@ -148,9 +167,12 @@ def choose(pool: Pool, outcome: ResumableWalk) -> list[Victim]:
 
 def enough(pool: Pool, outcome: Outcome) -> list[Victim]:
     """Those whose leaving covers what is missing, before the look-ahead; empty if no set of them does."""
+    return _enough(pool, outcome, Shortage.of(outcome))
+
+
+def _enough(pool: Pool, outcome: Outcome, shortage: Shortage) -> list[Victim]:
     request, group, figures = outcome.request, outcome.group, outcome.figures
     assert request is not None and group is not None
-    shortage = Shortage.of(group.need, group, figures)
     inside = figures.standing(group.account).inside_reserve(group.need, group.preemptible)
     if not _may_be_enough(pool.ledger, group, figures, shortage, inside):
         return []
@@ -173,19 +195,20 @@ def _may_be_enough(ledger: Ledger, group: Group, figures: Figures, shortage: Sho
     for key, missing in shortage.under_limit.items():
         if own.staying[key] - own.firm[key] < missing:
             return False
-    only_key = len(shortage.in_pool) == 1 and not shortage.under_limit
+    only_key = shortage.only_key is not None
     for key, missing in shortage.in_pool.items():
         for priority, accounts in ledger.by_priority:
             if (priority > own.priority and not inside) or missing <= 0:
                 break
             if not ledger.loose[priority][key]:
                 continue
+            only_backfilled = priority == own.priority and not inside
             for account in accounts:
-                could = account.staying[key] - account.firm[key]
-                if priority == own.priority and not inside and not account.opportunists:
+                if only_backfilled and not account.opportunists:
                     continue
+                could = account.staying[key] - account.firm[key]
                 # Where more than one key is missing, whoever borrows one gives all of the others, too.
-                if only_key and account is not own and figures.standing(account) is account:
+                if only_key and could and account is not own and figures.standing(account) is account:
                     above = account.staying[key] - account.reserved[key]
                     could = min(could, above + account.largest[key] - 1) if above > 0 else 0
                 missing -= could
