@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         ConsequenceView,
         DryRunView,
         ExplanationView,
+        FrontView,
         PolicyView,
         PoolView,
         PreviewView,
@@ -76,6 +77,7 @@ _HOME = {
         "ConsequenceView",
         "DryRunView",
         "ExplanationView",
+        "FrontView",
         "PolicyView",
         "PoolView",
         "PreviewView",
@@ -96,7 +98,7 @@ __all__ = [
     "remote", "lease", "Lease", "current_lease", "PreemptionNotice",
     # what people see
     "BrokerView", "PoolView", "PolicyView", "RequestView", "ExplanationView", "WaitView", "DryRunView",
-    "SubmissionView", "PreviewView", "ConsequenceView", "VersionView",
+    "SubmissionView", "PreviewView", "ConsequenceView", "VersionView", "FrontView",
     # policies tested like code
     "simulate", "SimulationReport",
     # errors

@@ -368,6 +368,32 @@ class PoolView(View):
 
 
 @dataclass(frozen=True)
+class FrontView(View):
+    """Who waits and who runs in one pool now, the first of each: no more than was asked for.
+
+    waiting: in the order of its line. aside: those that wait without a place in it; `aside_in_all`. running: whose
+    placement group is charged there, those that must leave first, then the last granted first; one that is over is
+    among them until its group is gone; `running_in_all`. How many wait in line is `pool.queued`.
+    """
+
+    pool: PoolView
+    waiting: list[RequestView]
+    running: list[RequestView]
+    running_in_all: int
+    aside: list[RequestView] = field(default_factory=list)
+    aside_in_all: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        rows = {name: [one.as_dict() for one in getattr(self, name)] for name in ("waiting", "running", "aside")}
+        return {**vars(self), "pool": self.pool.as_dict(), **rows}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> FrontView:
+        rows = {name: [RequestView.from_dict(one) for one in data[name]] for name in ("waiting", "running", "aside")}
+        return super().from_dict({**data, "pool": PoolView.from_dict(data["pool"]), **rows})
+
+
+@dataclass(frozen=True)
 class VersionView(View):
     """One change of pools and policies. at: when. what: in short. by, note: who made it and why, as far as he
     said. back_to: the number that it went back to, if it did."""

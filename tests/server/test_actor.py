@@ -108,6 +108,52 @@ def test_requests_can_be_chosen_by_status_component_and_pool():
     run(story)
 
 
+def test_the_front_of_a_pool_has_the_first_of_each_kind_and_counts_the_others():
+    async def story():
+        teams = [policy("low", priority=1), policy("high", priority=9)]
+        async with World(FakeCluster(), [pool("p", gpu=4, grace_seconds=60), pool("q", gpu=2)], teams) as world:
+            for number in range(4):
+                await world.run(f"run{number}", "low")
+            for number in range(5):
+                await world.submit(f"low{number}", "low", gpu=3)
+            await world.submit("high", "high", gpu=2)
+            seen = await world.actor.front("p", 2)
+            assert [one["id"] for one in seen["waiting"]] == ["high", "low0"], "in the order of the line"
+            assert [one["position"] for one in seen["waiting"]] == [1, 2]
+            assert (seen["pool"]["queued"], seen["running_in_all"]) == (6, 4)
+            assert [one["id"] for one in seen["running"]] == ["run3", "run2"], "those that must leave come first"
+            assert [one["status"] for one in seen["running"]] == ["preempting"] * 2
+            everyone = await world.actor.front("p", 9)
+            assert [one["id"] for one in everyone["running"]] == ["run3", "run2", "run1", "run0"], "the latest first"
+            in_line = [one["id"] for one in everyone["waiting"]]
+            assert [one["position"] for one in everyone["waiting"]] == [1, 2, 3, 4, 5, 6]
+            assert in_line == ["high", *(f"low{number}" for number in range(5))]
+            assert [one["borrowed"] for one in everyone["running"]] == [{"gpu": 1}] * 4
+            empty = await world.actor.front("q", 2)
+            assert (empty["waiting"], empty["running"], empty["running_in_all"]) == ([], [], 0)
+            with pytest.raises(Refused, match="there is no pool 'x'"):
+                await world.actor.front("x", 2)
+            with pytest.raises(SpecError, match="first: must be >= 1"):
+                await world.actor.front("p", 0)
+
+    run(story)
+
+
+def test_the_front_of_a_pool_names_who_stands_aside_and_who_is_being_placed():
+    async def story():
+        cluster = HeldBackCluster(node("n1", gpu=2, cpu=0))
+        async with World(cluster, [pool("p", gpu=4)]) as world:
+            await world.submit("a", gpu=1)
+            await world.submit("never", resources={"gpu_count": 1, "cpu_count": 1})
+            await world.pass_seconds(1)
+            seen = await world.actor.front("p", 5)
+            assert [(one["id"], one["placing"]) for one in seen["running"]] == [("a", True)]
+            assert ([one["id"] for one in seen["aside"]], seen["aside_in_all"]) == (["never"], 1)
+            assert seen["waiting"] == []
+
+    run(story)
+
+
 def test_pools_and_the_broker_as_a_whole_can_be_seen():
     async def story():
         async with World() as world:

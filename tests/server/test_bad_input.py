@@ -147,6 +147,7 @@ RIGHT = {
     "bodies": st.lists(SPECS.map(without_id), min_size=1, max_size=2),
     "ids": st.lists(IDS, min_size=2, max_size=2),
     "body_of": st.lists(st.integers(0, 1), min_size=2, max_size=2),
+    "first": st.integers(1, 3),
     "request_id": IDS,
     "group_id": st.just("0001"),
     "actor_id": st.just(actor_id("a")),
@@ -270,7 +271,7 @@ USUAL = {
     "spec": {"component": "red"}, "bodies": [{"component": "red"}], "ids": ["d"], "body_of": [0],
     "request_id": "a", "group_id": "0001", "actor_id": actor_id("a"),
     "job": None, "holder": "h1", "token": [], "name": "p", "pool": "p", "component": "red",
-    "component_type": "team", "status": None, "reason": "because", "seen": 2**40,
+    "component_type": "team", "first": 1, "status": None, "reason": "because", "seen": 2**40,
     "timeout_seconds": 0, "explain": True, "ended": True, "clean": True,
     "discard_journal": False,
 }  # fmt: skip

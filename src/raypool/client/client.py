@@ -14,7 +14,7 @@ import getpass
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -27,6 +27,7 @@ from raypool.view import (
     BrokerView,
     DryRunView,
     ExplanationView,
+    FrontView,
     PolicyView,
     PoolView,
     PreviewView,
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 
 MAX_CONCURRENCY = 15_000
 """Calls that the broker may hold at once; most of them are parked long-polls."""
+
+_WORKED_OUT_SECONDS = 60.0
+"""So long who follows a request is told when it starts from what is known anyway."""
 
 _ANSWER_SECONDS = 5.0
 """How long a cluster's address may take to accept a connection."""
@@ -206,6 +210,11 @@ class Client:
     def pool(self, name: str) -> PoolView:
         return PoolView.from_dict(self._line.call("pool", name))
 
+    def front(self, pool: str, first: int = 20) -> FrontView:
+        """A pool with the first so many (1 to 1,000) of those that wait in it and of those that run. It costs the
+        broker little, however many wait, so it may be asked again and again."""
+        return FrontView.from_dict(self._line.call("front", pool, first))
+
     def policies(self, pool: str | None = None, component: str | None = None) -> list[PolicyView]:
         """Policies of one pool or of all, of one component or of all."""
         pools = self.pools() if pool is None else [self.pool(pool)]
@@ -301,6 +310,28 @@ class Client:
             view, seen = RequestView.from_dict(answer["request"]), answer["version"]
             if view.status != "pending" or (deadline is not None and time.monotonic() >= deadline):
                 return view
+
+    def changes(self, request_id: str, every_seconds: float = 5.0) -> Iterator[RequestView]:
+        """How a request stands: now, at each change of its status, and last at its end.
+
+        Besides every so many seconds (30 at most): its place in line and its reason change with others. When it may
+        start is worked out anew about once a minute. The broker answers when something changes; it is not asked again
+        and again. Raises Refused if it does not know it, or not any more.
+        """
+        view = self.request(request_id)
+        yield view
+        seen, worked_out_at = -1, time.monotonic()
+        while not view.ended:
+            waits = 0.0 if seen < 0 else min(every_seconds, 30.0)
+            answer = self._line.call("watch", view.id, seen, waits, timeout_seconds=waits + 30.0)
+            is_first, seen = seen < 0, answer["version"]
+            now = RequestView.from_dict(answer["request"])
+            if is_first and now.status == view.status:
+                continue
+            if now.status == "pending" and time.monotonic() - worked_out_at > _WORKED_OUT_SECONDS:
+                now, worked_out_at = self.request(view.id), time.monotonic()
+            view = now
+            yield view
 
     def release(self, request_id: str) -> RequestView:
         """Gives it back; one that still waits is withdrawn. Raises Refused for one of another job: `cancel` ends

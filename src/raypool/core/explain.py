@@ -81,17 +81,21 @@ class Explanation:
         before, numbers = self._line()[_class_of(group)]
         return before + bisect_left(numbers, request.number) + 1
 
+    def first(self, count: int) -> list[Request]:
+        """The first so many in line."""
+        # They are in those groups whose first members come first.
+        groups = heapq.nsmallest(count, self.pool.queue.groups.values(), key=attrgetter("first_rank"))
+        members = [
+            (*_class_of(group), member.number, member)
+            for group in groups
+            for member in group.members.islice(0, count)
+        ]
+        return [one[3] for one in heapq.nsmallest(count, members, key=lambda one: one[:3])]
+
     def ahead_of(self, request: Request) -> list[Request]:
         """Who stands before it in line, the first `AHEAD_NAMED` of them."""
         if not self._first:
-            # They are in those groups whose first members come first.
-            groups = heapq.nsmallest(AHEAD_NAMED, self.pool.queue.groups.values(), key=attrgetter("first_rank"))
-            members = [
-                (*_class_of(group), member.number, member)
-                for group in groups
-                for member in group.members.islice(0, AHEAD_NAMED)
-            ]
-            self._first = [one[3] for one in heapq.nsmallest(AHEAD_NAMED, members, key=lambda one: one[:3])]
+            self._first = self.first(AHEAD_NAMED)
         first = self._first
         return first[: first.index(request)] if request in first else first
 

@@ -21,6 +21,7 @@ from raypool.core.broker import Broker
 from raypool.core.config import warnings_of
 from raypool.core.dry_run import DryRun, dry_run
 from raypool.core.eta import Expected
+from raypool.core.explain import explanation_of
 from raypool.core.instructions import (
     ChangeStatus,
     CreatePlacementGroup,
@@ -55,6 +56,7 @@ from raypool.server.views import (
     config_warnings,
     specs_of,
     view_broker,
+    view_front,
     view_history,
     view_pool,
     view_preview,
@@ -547,11 +549,22 @@ class PoolBroker:
         ]
 
     async def pool(self, name: str) -> dict[str, Any]:
+        return view_pool(self._pool(name)).as_dict()
+
+    def _pool(self, name: str) -> Pool:
         found = self.broker.pools.get(name)
         if found is None:
             names = ", ".join(sorted(self.broker.pools)) or "none"
             raise Refused(f"there is no pool '{name}' (pools: {names})")
-        return view_pool(found).as_dict()
+        return found
+
+    async def front(self, name: str, first: int) -> dict[str, Any]:
+        """A pool, and the first so many of those that wait and run in it: what a screen shows that asks again and
+        again. When they are expected to start is told as far as it is known."""
+        pool = self._pool(name)
+        waiting = [request.id for request in explanation_of(pool).first(first)]
+        self._etas.look_beside(waiting)
+        return view_front(pool, self.broker, first, self._from_now(self._etas.known(waiting))).as_dict()
 
     async def overview(self) -> dict[str, Any]:
         """The broker as a whole."""

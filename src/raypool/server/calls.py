@@ -99,6 +99,7 @@ WORDS: Mapping[str, Any] = {
     "pool": Word,
     "component": Word,
     "component_type": ComponentType,
+    "first": Annotated[int, Field(ge=1, le=1000)],
     "status": Literal[tuple(status.value for status in Status)],
     "reason": Annotated[str, Field(max_length=REASON_CHARACTERS)],
     "seen": Annotated[int, Field(ge=-1, le=2**53)],

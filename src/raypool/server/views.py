@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Collection, Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 from raypool.core.broker import Broker
@@ -17,6 +19,7 @@ from raypool.spec import PoolSpec
 from raypool.view import (
     BrokerView,
     ConsequenceView,
+    FrontView,
     PolicyView,
     PoolView,
     PreviewView,
@@ -164,6 +167,32 @@ def view_policies(pool: Pool) -> list[PolicyView]:
             )
         )
     return views
+
+
+def view_front(pool: Pool, broker: Broker, first: int, etas: Mapping[str, Eta]) -> FrontView:
+    """The first so many of each kind. etas: of those that wait, as far as it is known."""
+    aside = [one for one in broker.requests.values() if pool.name in one.held_out]
+    charged = [one for one in pool.ledger.allocations() if one.request.allocation is one]
+    shown = heapq.nsmallest(first, charged, key=_leaving_first)
+    borrowed = borrowed_in(pool) if shown else {}
+
+    def waiters(requests: Iterable[Request]) -> list[RequestView]:
+        return [view_request(broker, one, {}, etas.get(one.id, UNKNOWN)) for one in requests]
+
+    return FrontView(
+        pool=view_pool(pool),
+        waiting=waiters(explanation_of(pool).first(first)),
+        running=[view_request(broker, one.request, borrowed.get(one.request.id, {})) for one in shown],
+        running_in_all=len(charged),
+        aside=waiters(islice(aside, first)),
+        aside_in_all=len(aside),
+    )
+
+
+def _leaving_first(allocation: Allocation) -> tuple[bool, float, int]:
+    """1. Those that leave. 2. Earliest deadline. 3. The last granted."""
+    deadline = allocation.request.deadline if allocation.leaving else None
+    return not allocation.leaving, deadline or 0.0, -allocation.serial
 
 
 def view_broker(
