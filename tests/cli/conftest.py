@@ -24,6 +24,7 @@ from raypool.server.views import (
     Eta,
     config_warnings,
     view_broker,
+    view_front,
     view_history,
     view_pool,
     view_preview,
@@ -35,6 +36,7 @@ from raypool.view import (
     BrokerView,
     DryRunView,
     ExplanationView,
+    FrontView,
     PolicyView,
     PoolView,
     PreviewView,
@@ -78,6 +80,10 @@ class CoreClient:
         if name not in self.broker.pools:
             raise Refused(f"there is no pool '{name}' (pools: {', '.join(self.broker.pools) or 'none'})")
         return view_pool(self.broker.pools[name])
+
+    def front(self, name: str, first: int = 20) -> FrontView:
+        self.pool(name)
+        return view_front(self.broker.pools[name], self.broker, first, self._starts(self.broker))
 
     def policies(self, pool: str | None = None, component: str | None = None) -> list[PolicyView]:
         pools = self.pools() if pool is None else [self.pool(pool)]

@@ -22,6 +22,7 @@ _MODULE_OF = {
     "start": "broker",
     "stop": "broker",
     "status": "broker",
+    "top": "top",
     "apply": "broker",
     "export": "config",
     "history": "config",

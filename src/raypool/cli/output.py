@@ -69,35 +69,43 @@ def data(value: Any, form: str) -> None:
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Prints rows under headings; columns of numbers stand to the right."""
-    cells = [[_text(value) for value in row] for row in rows]
-    columns = list(zip(*cells, strict=True)) or [()] * len(headings)
+    head, found = laid_out(headings, rows, columns())
+    click.echo(click.style("\n".join(head), bold=True))
+    click.echo("".join(line + "\n" for row in found for line in row), nl=False)
+
+
+def laid_out(
+    headings: Sequence[str], rows: Iterable[Sequence[object]], width: int
+) -> tuple[list[str], list[list[str]]]:
+    """The lines of the headings, and those of each row."""
+    cells = [[printable(value) for value in row] for row in rows]
+    by_column = list(zip(*cells, strict=True)) or [()] * len(headings)
     right = [bool(at) and all(text.isdecimal() or text in ("-", "") for text in column)
-             for at, column in enumerate(columns)]  # fmt: skip
+             for at, column in enumerate(by_column)]  # fmt: skip
     natural = [
-        max(_width(heading), *(_width(line) for text in column for line in text.split("\n")), 1)
-        for heading, column in zip(headings, columns, strict=True)
+        max(width_of(heading), *(width_of(line) for text in column for line in text.split("\n")), 1)
+        for heading, column in zip(headings, by_column, strict=True)
     ]
-    widths = _fitted(natural, _columns())
-    click.echo(click.style("\n".join(_lines(headings, widths, right)), bold=True))
-    click.echo("".join(line + "\n" for row in cells for line in _lines(row, widths, right)), nl=False)
+    widths = _fitted(natural, width)
+    return _lines(headings, widths, right), [_lines(row, widths, right) for row in cells]
 
 
 def facts(pairs: Mapping[str, object]) -> None:
     """Prints names and what they are, one below the other; what is None or empty is left out."""
-    shown = {name: _text(value) for name, value in pairs.items() if value not in (None, "", "-")}
+    shown = {name: printable(value) for name, value in pairs.items() if value not in (None, "", "-")}
     first = max(map(len, shown), default=0)
-    widths = [first, _columns() - first - len(_GAP)]
+    widths = [first, columns() - first - len(_GAP)]
     for name, text in shown.items():
         click.echo("\n".join(_lines([name, text], widths, [False, False])))
 
 
 def lines(text: str) -> None:
     """Prints sentences, each from its own indentation on; what does not fit goes on two columns further in."""
-    for line in _text(text).split("\n"):
+    for line in printable(text).split("\n"):
         words = line.lstrip(" ")
         first = " " * (len(line) - len(words))
         rest = first + ("    " if words.startswith("- ") else "  ")
-        parts = _folded(words, _columns() - len(rest))
+        parts = folded(words, columns() - len(rest))
         click.echo("\n".join([first + parts[0], *(rest + part for part in parts[1:])]))
 
 
@@ -109,7 +117,8 @@ def lines(text: str) -> None:
 _GAP = "  "
 
 
-def _columns() -> int:
+def columns() -> int:
+    """Of the terminal, 40 at least; `WIDTH` where stdout is none."""
     import shutil
 
     return max(shutil.get_terminal_size((WIDTH, 24)).columns, 40) if sys.stdout.isatty() else WIDTH
@@ -129,33 +138,33 @@ def _fitted(natural: Sequence[int], room: int) -> list[int]:
 
 def _lines(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> list[str]:
     """The lines of one row: as many as its tallest cell has."""
-    folded = [_folded(text, width) for text, width in zip(row, widths, strict=True)]
+    cells = [folded(text, width) for text, width in zip(row, widths, strict=True)]
     lines = []
-    for at in range(max(map(len, folded))):
+    for at in range(max(map(len, cells))):
         parts = []
-        for cell, width, to_right in zip(folded, widths, right, strict=True):
+        for cell, width, to_right in zip(cells, widths, right, strict=True):
             text = cell[at] if at < len(cell) else ""
-            blank = " " * (width - _width(text))
+            blank = " " * (width - width_of(text))
             parts.append(blank + text if to_right else text + blank)
         lines.append(_GAP.join(parts).rstrip())
     return lines
 
 
-def _folded(text: str, width: int) -> list[str]:
+def folded(text: str, width: int) -> list[str]:
     """The text in lines of at most `width`, broken between words, or inside one that is too long."""
-    if _width(text) <= width and "\n" not in text:
+    if width_of(text) <= width and "\n" not in text:
         return [text]
     lines = []
     for paragraph in text.split("\n"):
         line = ""
         for word in paragraph.split(" "):
             longer = f"{line} {word}" if line else word
-            if _width(longer) <= width:
+            if width_of(longer) <= width:
                 line = longer
                 continue
             if line:
                 lines.append(line)
-            while _width(word) > width:
+            while width_of(word) > width:
                 head = _head(word, width)
                 lines.append(head)
                 word = word[len(head) :]
@@ -167,12 +176,17 @@ def _folded(text: str, width: int) -> list[str]:
 def _head(word: str, width: int) -> str:
     """The longest beginning that fits, one character at least."""
     end = min(width, len(word))
-    while end > 1 and _width(word[:end]) > width:
+    while end > 1 and width_of(word[:end]) > width:
         end -= 1
     return word[:end]
 
 
-def _width(text: str) -> int:
+def cut(text: str, width: int) -> str:
+    """The text, or its beginning with "…", in at most `width` columns."""
+    return text if width_of(text) <= width else _head(text, max(width - 1, 1)) + "…"
+
+
+def width_of(text: str) -> int:
     """Columns on a terminal: Chinese, Japanese and Korean characters take two, accents none."""
     if text.isascii():
         return len(text)
@@ -183,7 +197,7 @@ def _width(text: str) -> int:
     )
 
 
-def _text(value: object) -> str:
+def printable(value: object) -> str:
     """Control characters become "?": a description must not steer the terminal of who reads it."""
     text = "-" if value is None else str(value)
     if text.isprintable():

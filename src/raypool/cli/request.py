@@ -89,7 +89,7 @@ def delete(id: str) -> None:
 
 def print_requests(views: list[RequestView], form: str) -> None:
     now = time.time()
-    starts = {"STARTS IN": lambda view: _starts(view)} if any(view.eta for view in views) else {}
+    starts = {"STARTS IN": lambda view: starts_in(view)} if any(view.eta for view in views) else {}
     output.listing(
         views,
         {
@@ -98,7 +98,7 @@ def print_requests(views: list[RequestView], form: str) -> None:
             "COMPONENT": lambda view: view.component,
             "POOL": lambda view: view.pool or ", ".join(view.reasons) or None,
             "LINE": lambda view: "placing" if view.placing else view.position,
-            "DEMAND": lambda view: _demand(view),
+            "DEMAND": lambda view: demand_of(view),
             "BORROWED": lambda view: output.amounts(view.borrowed),
             "SINCE": lambda view: output.duration(now - _since(view)),
             **starts,
@@ -108,12 +108,12 @@ def print_requests(views: list[RequestView], form: str) -> None:
     )
 
 
-def _demand(view: RequestView) -> str:
+def demand_of(view: RequestView) -> str:
     """Without `step_run`, which is 1 for every request."""
     return output.amounts({key: amount for key, amount in view.demand.items() if key != "step_run"})
 
 
-def _starts(view: RequestView) -> str | None:
+def starts_in(view: RequestView) -> str | None:
     """p50 and p90."""
     beyond = "" if view.eta_beyond_seconds is None else f"> {about(view.eta_beyond_seconds)}"
     if view.eta_p50_seconds is None:
