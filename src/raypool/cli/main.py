@@ -1,8 +1,8 @@
 """`raypool`: the command group, and the one place where errors become sentences and exit codes.
 
-0 done, 1 refused or rejected, 2 not written correctly, 3 no broker. The rule that must not break:
-nothing that takes time to import (ray, pydantic, yaml, rich) is imported at the top of a module of
-this package; commands import it when they run, so that help and completion answer at once.
+The exit codes are in exits.py. The rule that must not break: nothing that takes time to import (ray, pydantic, yaml,
+rich) is imported at the top of a module of this package; commands import it when they run, so that help and
+completion answer at once.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import click
 
+from raypool.cli import exits
 from raypool.cli.connection import address_option
 from raypool.errors import BrokerUnavailable, RaypoolError, SpecError
 
@@ -30,6 +31,7 @@ _MODULE_OF = {
     "pool": "pool",
     "request": "request",
     "why": "request",
+    "watch": "watch",
     "submit": "submit",
     "run": "run",
     "simulate": "simulate",
@@ -77,7 +79,7 @@ class LazyGroup(click.Group):
 def _tell(error: click.ClickException | click.Abort | RaypoolError) -> int:
     """Prints the error on stderr. Returns the exit code."""
     if isinstance(error, click.Abort):
-        sentence, code = "stopped; nothing more was done", 1
+        sentence, code = "stopped; nothing more was done", exits.REFUSED
     elif isinstance(error, click.ClickException):
         if type(error).__name__ == "NoArgsIsHelpError":  # since click 8.2; its message is the help
             error.show()
@@ -93,8 +95,8 @@ def _tell(error: click.ClickException | click.Abort | RaypoolError) -> int:
 
 def _exit_code(error: RaypoolError) -> int:
     if isinstance(error, BrokerUnavailable):
-        return 3
-    return 2 if isinstance(error, SpecError) else 1
+        return exits.NO_BROKER
+    return exits.NOT_WRITTEN if isinstance(error, SpecError) else exits.REFUSED
 
 
 def _leave(code: int) -> NoReturn:
@@ -117,5 +119,6 @@ def _leave(code: int) -> NoReturn:
 def main() -> None:
     """Resource pools for Ray: quotas, priorities, borrowing and preemption inside one live cluster.
 
-    Exit codes: 0 done, 1 refused or rejected, 2 not written correctly, 3 no broker.
+    Exit codes: 0 done, 1 refused or rejected, 2 not written correctly, 3 no broker; of `watch` also 4 preempted, 5
+    cancelled.
     """
