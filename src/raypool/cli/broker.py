@@ -35,7 +35,8 @@ def start(file: IO[bytes] | None, journal: str | None) -> None:
     With -f, pools and policies of the file are added to it, or replaced.
     """
     config = None if file is None else _read_config(file)
-    view = connection.start(config, journal).status()
+    with output.progress("starting the broker"):
+        view = connection.start(config, journal).status()
     warn([*filter(None, [view.degraded]), *view.warnings])
     pools = ", ".join(pool.name for pool in view.pools) or "none"
     click.echo(f"the broker runs (raypool {view.version}, up {_uptime(view)}); pools: {pools}")
@@ -50,7 +51,8 @@ def start(file: IO[bytes] | None, journal: str | None) -> None:
 @connection.address_option()
 def stop(discard_journal: bool) -> None:
     """Cancel every request and end the broker."""
-    connection.stop(discard_journal)
+    with output.progress("waiting until all placement groups are gone"):
+        connection.stop(discard_journal)
     if discard_journal:
         click.echo("the broker is stopped and its journal is erased")
     else:
@@ -103,10 +105,12 @@ def apply(file: IO[bytes], dry_run: bool, note: str, form: str) -> None:
     refused, preview, warnings = None, None, []
     try:
         if dry_run:
-            preview = client.preview(wanted)
+            with output.progress("making the change on a copy of the broker"):
+                preview = client.preview(wanted)
             warnings = preview.warnings
         else:
-            warnings = client.apply(wanted, note=note)
+            with output.progress("making the change"):
+                warnings = client.apply(wanted, note=note)
     except Refused as error:
         refused = error
     if form != "table":

@@ -83,7 +83,8 @@ def rollback(number: int, dry_run: bool, yes: bool, note: str, form: str) -> Non
     changes = changes_back_to(client.config(), client.config_of(number))
     table = form == "table"
     try:
-        preview = client.preview_rollback(number)
+        with output.progress("making the change on a copy of the broker"):
+            preview = client.preview_rollback(number)
     except Refused as error:
         if table:
             print_changes(changes, "refused, nothing was changed; it would be")
@@ -97,7 +98,8 @@ def rollback(number: int, dry_run: bool, yes: bool, note: str, form: str) -> Non
     if not dry_run:
         if not yes:
             click.confirm(f"Go back to version {number}?", abort=True, err=True)
-        warnings = client.rollback(number, note=note)
+        with output.progress("making the change"):
+            warnings = client.rollback(number, note=note)
     if not table:
         output.data(outcome_as_data(changes, applied=not dry_run, warnings=warnings, preview=preview), form)
         return

@@ -23,7 +23,10 @@ def export(file: IO[str]) -> None:
     First the state as of the last snapshot (a head, the pools, the requests), then every event since, with
     what was decided on it. Works also when the broker is degraded.
     """
-    file.write(connection.connect().journal())
+    client = connection.connect()
+    with output.progress("reading the journal"):
+        text = client.journal()
+    file.write(text)
 
 
 @journal.command()
@@ -38,7 +41,8 @@ def replay(file: IO[str], form: str) -> None:
     """
     from raypool.simulation import replay_journal
 
-    steps, fault = replay_journal(file)
+    with output.progress("running the journal"):
+        steps, fault = replay_journal(file)
     if form != "table":
         output.data({"steps": [vars(step) for step in steps], "fault": fault}, form)
     elif steps:

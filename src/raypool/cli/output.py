@@ -1,4 +1,4 @@
-"""How things are printed: tables for people, JSON and YAML for programs.
+"""How things are printed: tables for people, JSON and YAML for programs, and the progress of what takes long.
 
 Tables go to the width of the terminal, and to 100 columns where there is none. Knows no noun: what
 the columns of a request are stands in request.py.
@@ -6,8 +6,12 @@ the columns of a request are stands in request.py.
 
 from __future__ import annotations
 
+import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 import click
@@ -109,6 +113,64 @@ def lines(text: str) -> None:
         click.echo("\n".join([first + parts[0], *(rest + part for part in parts[1:])]))
 
 
+# --- progress ---------------------------------------------------------------------------------
+
+PROGRESS_AFTER_SECONDS = 1.0
+"""What takes no longer shows no progress."""
+
+_REDRAWN_SECONDS = 0.25
+
+
+@contextmanager
+def progress(what: str, length: int | None = None) -> Iterator[Callable[[int], None]]:
+    """A line on stderr, if that is a terminal, with what is going on and for how long; gone at the end.
+
+    length: of all that is to be done, if that is known: call what it yields with how much of it has been done so far.
+    Print nothing meanwhile.
+    """
+    done = 0
+
+    def at(so_far: int) -> None:
+        nonlocal done
+        done = so_far
+
+    if not sys.stderr.isatty():
+        yield at
+        return
+    began, over = time.monotonic(), threading.Event()
+
+    def draw() -> None:
+        pause, drawn = PROGRESS_AFTER_SECONDS, 0
+        while not over.wait(pause):
+            line = _progress_line(what, done, length, time.monotonic() - began)
+            line = cut(line, shutil.get_terminal_size((WIDTH, 24)).columns - 1)
+            _to_stderr("\r" + line + " " * (drawn - width_of(line)))
+            pause, drawn = _REDRAWN_SECONDS, width_of(line)
+        _to_stderr("\r" + " " * drawn + "\r" if drawn else "")
+
+    drawing = threading.Thread(target=draw, name="raypool-progress", daemon=True)
+    drawing.start()
+    try:
+        yield at
+    finally:
+        over.set()
+        drawing.join()
+
+
+def _progress_line(what: str, done: int, length: int | None, seconds: float) -> str:
+    """ "replaying log.swf: 40 %, 12 s, about 18 s more"."""
+    if not length or done <= 0:
+        return f"{what}: {duration(seconds)}"
+    left = seconds * (length - done) / done
+    more = f", about {duration(left)} more" if left >= 1 else ""
+    return f"{what}: {100 * done // length} %, {duration(seconds)}{more}"
+
+
+def _to_stderr(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
 # --- layout -----------------------------------------------------------------------------------
 #
 # Not rich's: on a busy machine it took 8 s for 5,000 requests, this takes 0.1; and a tenth of a second to import,
@@ -119,8 +181,6 @@ _GAP = "  "
 
 def columns() -> int:
     """Of the terminal, 40 at least; `WIDTH` where stdout is none."""
-    import shutil
-
     return max(shutil.get_terminal_size((WIDTH, 24)).columns, 40) if sys.stdout.isatty() else WIDTH
 
 

@@ -200,7 +200,8 @@ def requests(pool: str, view: str, form: str) -> None:
     """List the requests that wait or run in a pool."""
     client = connection.connect()
     client.pool(pool)  # a pool that does not exist is an error, not an empty list
-    found = client.requests(pool=pool, ended=view == "all")
+    with output.progress("asking for the requests"):
+        found = client.requests(pool=pool, ended=view == "all")
     if view == "queued":
         found = [one for one in found if one.status == "pending"]
     elif view == "active":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -96,15 +95,7 @@ def _run(trace: Trace, pools: Path, after: AfterPreemption) -> Workload:
     from raypool.simulation.workload import replay_workload
 
     config = config_in(pools)
-    with click.progressbar(length=trace.size, label=f"{trace.file.name} under {pools.name}", file=sys.stderr) as bar:
-        done = 0
-
-        def progress(read: int) -> None:
-            nonlocal done
-            bar.update(read - done)
-            done = read
-
-        trace.progress = progress
+    with output.progress(f"{trace.file.name} under {pools.name}", trace.size) as trace.progress:
         try:
             return replay_workload(trace, config, after)
         except SpecError as error:

@@ -35,7 +35,9 @@ def list_(status: str | None, component: str | None, pool: str | None, form: str
     client = connection.connect()
     if pool is not None:
         client.pool(pool)  # a pool that does not exist is an error, not an empty list
-    print_requests(client.requests(status=status, component=component, pool=pool), form)
+    with output.progress("asking for the requests"):
+        found = client.requests(status=status, component=component, pool=pool)
+    print_requests(found, form)
 
 
 @request.command()
@@ -60,7 +62,9 @@ def why(id: str, form: str) -> None:
 
     `raypool why ID` and `raypool request why ID` are the same.
     """
-    explained = connection.connect().why(id)
+    client = connection.connect()
+    with output.progress("looking for what would start it"):
+        explained = client.why(id)
     output.data(explained.as_dict(), form) if form != "table" else output.lines(str(explained))
 
 

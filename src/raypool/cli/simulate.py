@@ -34,7 +34,11 @@ def simulate(files: tuple[Path, ...], pools: Path | None, as_json: bool, junit: 
     Exit codes: 0 every expectation holds, 1 one fails, 2 a file is not a scenario.
     """
     config = config_in(pools) if pools is not None else None
-    reports = [report for file in files for report in _run(file, config)]
+    reports: list[SimulationReport] = []
+    with output.progress(f"running {_files(len(files))}", len(files)) as progress:
+        for at, file in enumerate(files):
+            reports += _run(file, config)
+            progress(at + 1)
     failed = [report for report in reports if not report.passed]
     if junit is not None:
         _write_junit(junit, reports)
@@ -49,6 +53,10 @@ def simulate(files: tuple[Path, ...], pools: Path | None, as_json: bool, junit: 
             click.echo(f"{len(reports)} {noun}: {passed} passed, {len(failed)} failed")
     if failed:
         click.get_current_context().exit(1)
+
+
+def _files(count: int) -> str:
+    return f"{count} {'file' if count == 1 else 'files'}"
 
 
 def _run(file: Path, config: BrokerConfig | None) -> list[SimulationReport]:

@@ -62,13 +62,15 @@ def submit(
         asked["max_duration_seconds"] = max_duration
     client = connection.connect()
     if dry_run:
-        answer = client.dry_run(**asked)
+        with output.progress("looking ahead on a copy of the broker"):
+            answer = client.dry_run(**asked)
         view = answer.request
         output.data(answer.as_dict(), form) if form != "table" else output.lines(str(answer))
     else:
         view = client.submit(**asked)
         if view.status == "pending":
-            view = client.request(view.id)  # a submission itself does not wait until it is worked out when it starts
+            with output.progress("working out when it may start"):  # a submission itself does not wait for that
+                view = client.request(view.id)
         output.data(view.as_dict(), form) if form != "table" else output.lines(_sentence(view))
     if view.status == "rejected":
         sys.exit(1)
