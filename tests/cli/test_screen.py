@@ -95,7 +95,7 @@ def test_the_first_screen_says_who_holds_what_who_waits_and_why(width: int) -> N
     assert re.search(r"^ 1 first +red +4 gpu +1 min", text, re.M), text
     assert WHY in " ".join(text.split()), "the whole reason of the first"
     assert re.search(r"^runs +sandbox +2 gpu +- +5 min +3f2a91bc, 99$", text, re.M), text
-    assert "up 2 h 5 min: 3 running, 2 waiting" in text
+    assert "raypool 9.9, up 2 h 5 min" in text and "gpus: 1 running, 2 waiting, strict" in text
 
 
 def test_a_bar_is_split_by_component_into_reserved_borrowed_leaving_phantom_and_free() -> None:
@@ -140,10 +140,10 @@ def test_a_notice_counts_down_and_stands_first() -> None:
 
 
 def test_one_that_is_being_placed_and_those_aside_are_told_from_the_others() -> None:
-    placing = request("p", placing=True, reasons={"gpus": "being placed"})
+    placing = request("p", placing=True, reason="being placed: looks for a node")
     aside = replace(front(pool(queued=1), [waiting("in")], [placing]), aside=[waiting("out")], aside_in_all=1)
     text = drawn(sight(aside))
-    assert re.search(r"^p +red +2 gpu +- +placing", text, re.M), text
+    assert re.search(r"^p +red +2 gpu +- +placing +-\n  being placed: looks for a node$", text, re.M), text
     assert re.search(r"^ 1 in ", text, re.M) and re.search(r"^ - out ", text, re.M), text
     assert "gpus: 1 running, 2 waiting" in text
 

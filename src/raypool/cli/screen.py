@@ -178,12 +178,10 @@ def _gap(room: Room) -> Iterable[Line]:
 
 
 def _head(broker: BrokerView, width: int, now: float) -> Line:
-    counts = broker.requests
-    running = counts.get("allocated", 0) + counts.get("preempting", 0)
-    what = f"raypool {broker.version}, up {output.duration(now - broker.started_at)}: "
-    what += f"{running} running, {counts.get('pending', 0)} waiting"
     clock = time.strftime("%H:%M:%S", time.localtime(now))
-    what = output.cut(what, width - len(clock) - 1)
+    what = output.cut(
+        f"raypool {broker.version}, up {output.duration(now - broker.started_at)}", width - len(clock) - 1
+    )
     return ((what, "bold"), (" " * (width - len(what) - len(clock)) + clock, ""))
 
 
@@ -467,10 +465,11 @@ def _running(front: FrontView, key: str, width: int, now: float, room: Room) -> 
     for at, (one, lines) in enumerate(zip(running, found, strict=True)):
         notice = _notice(one, now)
         yield from (((line, "leaving" if notice else ""),) for line in lines)
-        if notice and at < room.sentences - 1:
-            yield from _wrapped(notice, width, 2, "notice")
-        elif notice:
-            yield (("  " + output.cut(output.printable(notice), width - 2), "notice"),)
+        told, style = (notice, "notice") if notice else (one.reason if one.placing else "", "dim")
+        if told and at < room.sentences - 1:
+            yield from _wrapped(told, width, 2, style)
+        elif told:
+            yield (("  " + output.cut(output.printable(told), width - 2), style),)
     if front.running_in_all > len(running):
         yield ((f"  and {front.running_in_all - len(running)} more run", "dim"),)
 
