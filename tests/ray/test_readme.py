@@ -114,6 +114,7 @@ def test_the_commands_of_the_readme_work(runs: Runs, directory: Path) -> None:
                 words = shlex.split(line.replace(" ID", f" {waiting[:12]}"))[1:]
                 printed[" ".join(words[:2])] = runs("-c", RAYPOOL, *words)
     assert "gpus" in printed["start -f"]
+    assert "nobody waits" in printed["top --once"]
     assert waiting in printed["request list"]
     assert "over the limit of 'sandbox'" in printed["request why"]
     assert "production" in printed["pool describe"]
