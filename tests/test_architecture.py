@@ -17,10 +17,11 @@ MAY_IMPORT = {
     "spec": {"errors"},
     "core": {"core", "spec", "errors"},
     "view": set(),
+    "monitoring": {"monitoring"},
     "simulation": {"simulation", "core", "view", "spec", "errors"},
-    "server": {"server", "core", "view", "spec", "errors", "version"},
+    "server": {"server", "core", "monitoring", "view", "spec", "errors", "version"},
     "client": {"client", "view", "spec", "errors"},
-    "cli": {"cli", "client", "simulation", "view", "spec", "errors", "version"},
+    "cli": {"cli", "client", "simulation", "monitoring", "view", "spec", "errors", "version"},
     "__main__": {"cli"},
 }
 RAY = {"server", "client", "cli"}

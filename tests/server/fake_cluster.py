@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 from raypool.core.nodes import Misfit, Node, find_nodes
 from raypool.server.cluster import GroupGone
@@ -46,6 +47,7 @@ class FakeCluster:
         self.jobs_dead: set[str] = set()
         self.actors_dead: set[str] = set()
         self.tokens: dict[str, asyncio.Future[bool]] = {}
+        self.told: dict[str, dict[tuple[str, ...], Any]] = {}  # by metric and its labels
         self.overcommitted: list[str] = []  # groups that had to wait in Ray's queue
         self._ids = count(1)
 
@@ -128,6 +130,21 @@ class FakeCluster:
     async def erase(self, prefix):
         await self._answer()
         self.store = {key: value for key, value in self.store.items() if not key.startswith(prefix)}
+
+    def meter(self, metric):
+        def record(value, labels):
+            assert tuple(labels) == metric.labels, (metric.name, labels)
+            told = self.told.setdefault(metric.name, {})
+            key = tuple(labels.values())
+            if metric.kind == "gauge":
+                told[key] = value
+            elif metric.kind == "counter":
+                assert value > 0
+                told[key] = told.get(key, 0) + value
+            else:
+                told.setdefault(key, []).append(value)
+
+        return record
 
     silent_seconds = 0.0
 

@@ -39,13 +39,14 @@ from raypool.core.snapshot import Snapshots
 from raypool.core.status import Status
 from raypool.core.what_if import Places, Suggestion, search
 from raypool.errors import BrokerDegraded, BrokerFault, Refused
-from raypool.server.audit import Audit, broken_promises
+from raypool.server.audit import Audit, broken_promises, shortfalls
 from raypool.server.batch import Batch, Bodies
 from raypool.server.calls import checked
 from raypool.server.cluster import RayCluster, Rooms
 from raypool.server.etas import Etas
 from raypool.server.explanation import view_dry_run, view_explanation, view_known, view_suggestion
 from raypool.server.journal import Journal
+from raypool.server.metrics import Metrics
 from raypool.server.owners import Owners
 from raypool.server.placement import Placement, Placements, answered
 from raypool.server.spare import Spare
@@ -110,6 +111,9 @@ class PoolBroker:
         self._audit = Audit(cluster, self._placements)
         self._spare = Spare(self._now)
         self._etas = Etas(lambda: self.broker, lambda: self._journal.number, self._now, self._spawn)
+        self._metrics = Metrics(
+            cluster, lambda: self.broker, self._journal, self._shortfalls, lambda: self.degraded, self._now
+        )
         self._versions: dict[str, int] = {}
         self._first_version = 0
         self._watchers: dict[str, dict[asyncio.Future[None], None]] = {}
@@ -131,6 +135,8 @@ class PoolBroker:
     async def begin(self) -> None:
         """Takes up the journal of its life before, and starts the loops. A journal that cannot be read leaves
         it degraded: it answers questions, changes nothing, and leaves the journal and the cluster as they are."""
+        self._spawn(self._metrics.run())
+        self._spawn(self._metrics.measure_lag())
         self._identity = await answered(self.cluster.identity, "asking which cluster this is")
         try:
             saved = await answered(self._journal.store.load, "reading the journal")
@@ -232,7 +238,11 @@ class PoolBroker:
         return [*config_warnings(self.broker), *self._broken(specs_of(self.broker))]
 
     def _broken(self, pools: Mapping[str, PoolSpec]) -> list[str]:
-        return broken_promises([pool for _, pool in sorted(pools.items())], self._placements.nodes)
+        broken = broken_promises([pool for _, pool in sorted(pools.items())], self._placements.nodes)
+        return [promise.sentence for promise in broken]
+
+    def _shortfalls(self) -> dict[tuple[str, str], int]:
+        return shortfalls(broken_promises(list(specs_of(self.broker).values()), self._placements.nodes))
 
     async def rollback(self, version: int, by: str = "", note: str = "") -> list[str]:
         """Makes pools and policies what they were after that change, all or none. Returns warnings. Raises
@@ -701,6 +711,7 @@ class PoolBroker:
                 f"a bug of raypool's: {type(event).__name__} could not be handled "
                 f"({shorten(error, 300)}); nothing was changed"
             ) from error
+        self._metrics.saw(now, event, decided)
         if isinstance(event, ev.PlacementReady):
             self._groups[event.group_id] = event.request
         if any(isinstance(one, CreatePlacementGroup) for one in decided):

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from raypool.core.bundles import Bundle, describe_amount
@@ -83,7 +84,7 @@ class Audit:
             for one in self.outside(pools)
         ]
         return [
-            *broken_promises(pools, self.placements.nodes),
+            *(promise.sentence for promise in broken_promises(pools, self.placements.nodes)),
             *used,
             *(placement.alarm for placement in self.placements.stuck),
         ]
@@ -159,33 +160,54 @@ _PER_UNIT = {"CPU": 1000.0, "memory": 1e-6}
 """So many of a pool's units are one of Ray's; 1 for all others."""
 
 
-def broken_promises(pools: Sequence[PoolSpec], nodes: Sequence[Node]) -> list[str]:
+@dataclass(frozen=True)
+class BrokenPromise:
+    """`what`: the pools, each with its key, that promise so much more than their nodes have."""
+
+    what: tuple[tuple[str, str], ...]
+    shortfall: int
+    sentence: str
+
+
+def broken_promises(pools: Sequence[PoolSpec], nodes: Sequence[Node]) -> list[BrokenPromise]:
     """Where pools promise more than their nodes have: each alone, and those together that have no other
     nodes than one of them, or than they all have."""
     if not nodes:
         return []
-    sentences = []
+    found = []
     on = {pool.name: frozenset(node.id for node in nodes if node.has_labels(pool.node_labels)) for pool in pools}
     for pool in pools:
         for key, resource in _promised(pool).items():
-            has = _total(nodes, on[pool.name], resource)
-            if pool.capacity[key] > has:
+            most, has = pool.capacity[key], _total(nodes, on[pool.name], resource)
+            if most > has:
                 whose = "the nodes with its labels have" if pool.node_labels else "the nodes have"
-                sentences.append(f"pool '{pool.name}' promises {pool.capacity[key]} {key}, and {whose} {has}")
+                sentence = f"pool '{pool.name}' promises {most} {key}, and {whose} {has}"
+                found.append(BrokenPromise(((pool.name, key),), most - has, sentence))
     resources = sorted({resource for pool in pools for resource in _promised(pool).values()})
     for here in sorted({*on.values(), frozenset().union(*on.values())}, key=sorted):
         for resource in resources:
             shares = {
-                pool.name: pool.capacity[key]
+                (pool.name, key): pool.capacity[key]
                 for pool in pools
                 for key, name in _promised(pool).items()
                 if name == resource and on[pool.name] <= here
             }
             has, most = _total(nodes, here, resource), sum(shares.values())
-            if len(shares) > 1 and most > has and all(share <= has for share in shares.values()):
+            names = list(dict.fromkeys(name for name, _ in shares))
+            if len(names) > 1 and most > has and all(share <= has for share in shares.values()):
                 unit = {"CPU": MCPU, "GPU": GPU, "memory": MEMORY_MB}.get(resource, resource)
-                sentences.append(f"{_named(list(shares))} together promise {most} {unit}, and their nodes have {has}")
-    return list(dict.fromkeys(sentences))
+                sentence = f"{_named(names)} together promise {most} {unit}, and their nodes have {has}"
+                found.append(BrokenPromise(tuple(shares), most - has, sentence))
+    return list(dict.fromkeys(found))
+
+
+def shortfalls(broken: Iterable[BrokenPromise]) -> dict[tuple[str, str], int]:
+    """By pool and key: by how much its nodes fall short of what it promises, alone or with others; the most."""
+    found: dict[tuple[str, str], int] = {}
+    for promise in broken:
+        for pool_and_key in promise.what:
+            found[pool_and_key] = max(found.get(pool_and_key, 0), promise.shortfall)
+    return found
 
 
 def _total(nodes: Iterable[Node], here: frozenset[str], resource: str) -> int:

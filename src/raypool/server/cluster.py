@@ -1,4 +1,4 @@
-"""The only file that asks Ray anything on the broker's behalf: nodes, placement groups, jobs, the store.
+"""The only file that asks Ray anything on the broker's behalf: nodes, placement groups, jobs, the store, metrics.
 
 Ray's own calls block, and hang while the GCS is down, so they run in executor threads and the broker's
 loop stays free: one thread for the store, which everything waits for, some that make placement groups, and
@@ -20,6 +20,7 @@ import ray.exceptions
 from ray._private import state
 from ray._private.worker import global_worker
 from ray.experimental import internal_kv
+from ray.util.metrics import Counter, Gauge, Histogram
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
@@ -29,12 +30,15 @@ from ray.util.placement_group import (
 
 from raypool.core.bundles import Bundle
 from raypool.core.nodes import Node
+from raypool.monitoring.metrics import Metric
 
 logger = logging.getLogger("raypool")
 
 T = TypeVar("T")
 Rooms = dict[str, dict[str, float]]
 Look = tuple[str | None, tuple[str, ...]]
+Meter = Callable[[float, Mapping[str, str]], None]
+"""Sets a gauge, adds to a counter (more than 0), or observes a value."""
 
 KV_NAMESPACE = b"raypool"
 
@@ -206,6 +210,17 @@ class RayCluster:
         except ray.exceptions.RayError:
             return False
         return False
+
+    # --- metrics ------------------------------------------------------------------------------
+
+    def meter(self, metric: Metric) -> Meter:
+        """Where its values go. Ray keeps them in this process, and exports them from a thread of its own."""
+        name, meaning, labels = metric.name, metric.meaning, metric.labels
+        if metric.kind == "histogram":
+            return Histogram(name, meaning, boundaries=list(metric.bounds), tag_keys=labels).observe  # type: ignore[no-any-return]
+        if metric.kind == "counter":
+            return Counter(name, meaning, tag_keys=labels).inc  # type: ignore[no-any-return]
+        return Gauge(name, meaning, tag_keys=labels).set  # type: ignore[no-any-return]
 
     # --- the key-value store ------------------------------------------------------------------
 

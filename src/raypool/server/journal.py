@@ -45,6 +45,7 @@ class Turn:
     """One event that was handled: its line, and what is to be done when the line is durable."""
 
     number: int
+    at: float
     line: str
     instructions: list[Instruction]
 
@@ -84,6 +85,7 @@ class Journal:
         self._lines: list[str] = []  # of this generation, also those that are not written yet
         self._text_size = 0
         self._turns: list[Turn] = []
+        self._being_written: list[Turn] = []
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._added = asyncio.Event()
         self._closed = False
@@ -132,12 +134,18 @@ class Journal:
         line = line_of(self.number + 1, at, event, instructions)
         self.number += 1
         self._keep(line)
-        self._turns.append(Turn(self.number, line, instructions))
+        self._turns.append(Turn(self.number, at, line, instructions))
         self._added.set()
 
     def _keep(self, line: str) -> None:
         self._lines.append(line)
         self._text_size += len(line)
+
+    @property
+    def unwritten_since(self) -> float | None:
+        """When the oldest event was handled that is not durable yet; None if all are."""
+        turns = self._being_written or self._turns
+        return turns[0].at if turns else None
 
     async def flushed(self) -> None:
         """Until all that was added so far is durable and carried out. Raises StoreTaken if it never will be."""
@@ -165,8 +173,9 @@ class Journal:
 
     async def _commit(self) -> None:
         turns, self._turns = self._turns, []
+        self._being_written = turns
         await (self._begin_generation() if self._is_long() else self._append(turns))
-        self.written = turns[-1].number
+        self.written, self._being_written = turns[-1].number, []
         for turn in turns:
             self._carry_out(turn.number, turn.instructions)
         self._wake()
