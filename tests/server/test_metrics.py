@@ -184,10 +184,10 @@ async def test_gpu_seconds_are_lost_with_a_node_too(world, told):
     assert told(m.SHORTFALL, "p", "gpu") == 8
 
 
-@story(pools=[pool("p", 6), pool("q", 5)])
-async def test_pools_that_promise_too_much_together_both_fall_short(world, told):
+@story(pools=[pool("p", 6), pool("q", 9)])
+async def test_pools_that_promise_too_much_together_fall_short_both(world, told):
     await world.pass_seconds(TOLD)
-    assert (told(m.SHORTFALL, "p", "gpu"), told(m.SHORTFALL, "q", "gpu")) == (3, 3)
+    assert (told(m.SHORTFALL, "p", "gpu"), told(m.SHORTFALL, "q", "gpu")) == (7, 7)
 
 
 @story()

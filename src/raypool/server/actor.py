@@ -238,11 +238,10 @@ class PoolBroker:
         return [*config_warnings(self.broker), *self._broken(specs_of(self.broker))]
 
     def _broken(self, pools: Mapping[str, PoolSpec]) -> list[str]:
-        broken = broken_promises([pool for _, pool in sorted(pools.items())], self._placements.nodes)
-        return [promise.sentence for promise in broken]
+        return broken_promises([pool for _, pool in sorted(pools.items())], self._placements.nodes)
 
     def _shortfalls(self) -> dict[tuple[str, str], int]:
-        return shortfalls(broken_promises(list(specs_of(self.broker).values()), self._placements.nodes))
+        return shortfalls(list(specs_of(self.broker).values()), self._placements.nodes)
 
     async def rollback(self, version: int, by: str = "", note: str = "") -> list[str]:
         """Makes pools and policies what they were after that change, all or none. Returns warnings. Raises

@@ -84,7 +84,7 @@ class Audit:
             for one in self.outside(pools)
         ]
         return [
-            *(promise.sentence for promise in broken_promises(pools, self.placements.nodes)),
+            *broken_promises(pools, self.placements.nodes),
             *used,
             *(placement.alarm for placement in self.placements.stuck),
         ]
@@ -162,14 +162,30 @@ _PER_UNIT = {"CPU": 1000.0, "memory": 1e-6}
 
 @dataclass(frozen=True)
 class BrokenPromise:
-    """`what`: the pools, each with its key, that promise so much more than their nodes have."""
+    """`what`: the pools, each with its key, that promise so much more than their nodes have. implied: one of several
+    promises too much alone already."""
 
     what: tuple[tuple[str, str], ...]
     shortfall: int
     sentence: str
+    implied: bool = False
 
 
-def broken_promises(pools: Sequence[PoolSpec], nodes: Sequence[Node]) -> list[BrokenPromise]:
+def broken_promises(pools: Sequence[PoolSpec], nodes: Sequence[Node]) -> list[str]:
+    """A sentence for each that no other implies."""
+    return [promise.sentence for promise in _all_broken(pools, nodes) if not promise.implied]
+
+
+def shortfalls(pools: Sequence[PoolSpec], nodes: Sequence[Node]) -> dict[tuple[str, str], int]:
+    """By pool and key: by how much its nodes fall short of what it promises, alone or with others; the most."""
+    found: dict[tuple[str, str], int] = {}
+    for promise in _all_broken(pools, nodes):
+        for pool_and_key in promise.what:
+            found[pool_and_key] = max(found.get(pool_and_key, 0), promise.shortfall)
+    return found
+
+
+def _all_broken(pools: Sequence[PoolSpec], nodes: Sequence[Node]) -> list[BrokenPromise]:
     """Where pools promise more than their nodes have: each alone, and those together that have no other
     nodes than one of them, or than they all have."""
     if not nodes:
@@ -194,20 +210,12 @@ def broken_promises(pools: Sequence[PoolSpec], nodes: Sequence[Node]) -> list[Br
             }
             has, most = _total(nodes, here, resource), sum(shares.values())
             names = list(dict.fromkeys(name for name, _ in shares))
-            if len(names) > 1 and most > has and all(share <= has for share in shares.values()):
+            if len(names) > 1 and most > has:
                 unit = {"CPU": MCPU, "GPU": GPU, "memory": MEMORY_MB}.get(resource, resource)
                 sentence = f"{_named(names)} together promise {most} {unit}, and their nodes have {has}"
-                found.append(BrokenPromise(tuple(shares), most - has, sentence))
+                implied = any(share > has for share in shares.values())
+                found.append(BrokenPromise(tuple(shares), most - has, sentence, implied))
     return list(dict.fromkeys(found))
-
-
-def shortfalls(broken: Iterable[BrokenPromise]) -> dict[tuple[str, str], int]:
-    """By pool and key: by how much its nodes fall short of what it promises, alone or with others; the most."""
-    found: dict[tuple[str, str], int] = {}
-    for promise in broken:
-        for pool_and_key in promise.what:
-            found[pool_and_key] = max(found.get(pool_and_key, 0), promise.shortfall)
-    return found
 
 
 def _total(nodes: Iterable[Node], here: frozenset[str], resource: str) -> int:
