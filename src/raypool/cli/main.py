@@ -37,6 +37,7 @@ _MODULE_OF = {
     "simulate": "simulate",
     "replay": "replay",
     "journal": "journal",
+    "grafana": "grafana",
 }
 """Where each command lives: a module of this package, and in it a command of that name."""
 

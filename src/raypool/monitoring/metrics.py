@@ -115,7 +115,11 @@ JOURNAL_PENDING = Metric(
     "Decided, and not yet in the journal: nothing came of them yet.",
 )
 JOURNAL_LAG = Metric(
-    "raypool_journal_lag_seconds", GAUGE, "seconds", (), "How old the oldest of these is; 0 without any."
+    "raypool_journal_lag_seconds",
+    GAUGE,
+    "seconds",
+    (),
+    "How old the oldest event is that was decided and is not in the journal yet; 0 if all are.",
 )
 EVICTIONS = Metric(
     "raypool_evictions_total",

@@ -1,0 +1,5 @@
+"""The alert rules for Prometheus, as a file."""
+
+from pathlib import Path
+
+RULES = Path(__file__).with_name("alerts.yml")
