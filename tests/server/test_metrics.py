@@ -99,6 +99,26 @@ async def test_a_reserve_that_is_waited_for_is_seen(world, told):
     assert told(m.RESERVE_WAIT, "p") == 0
 
 
+@story(
+    cluster=lambda: FakeCluster(node("n1"), node("n2")),
+    pools=[pool("p", 2), pool("q", 8, grace_seconds=300.0)],
+    policies=[
+        policy("red", "p", reserved={"gpu": 2}),
+        policy("red", "q", priority=9, reserved={"gpu": 2}),
+        policy("blue", "p"),
+        policy("blue", "q"),
+    ],
+)
+async def test_whose_room_is_made_in_another_pool_does_not_wait_for_the_reserve_of_this_one(world, told):
+    await world.run("b1", "blue", gpu=8)
+    await world.run("b2", "blue", gpu=2)
+    await world.submit("r1", gpu=2)
+    await world.pass_seconds(60)
+    assert await world.status("b1") == "preempting" and await world.status("b2") == "allocated"
+    assert told(m.WAITING, "p", "red") == told(m.WAITING, "q", "red") == 1
+    assert told(m.RESERVE_WAIT, "p") == 0 and 50 <= told(m.RESERVE_WAIT, "q") <= 60
+
+
 @story()
 async def test_waits_and_grant_latencies_are_observed_once_for_each_grant(world, told):
     await world.run("r1", gpu=8)

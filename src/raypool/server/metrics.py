@@ -70,7 +70,7 @@ class Metrics:
         self._counts: Figures = {}
         self._observed: list[tuple[Metric, Labels, float]] = []
         self._told: Figures = {}  # the gauges, as they were told last
-        self._series: dict[Metric, int] = {}  # of each gauge: how many sets of labels were ever told
+        self._series: dict[Metric, set[Labels]] = {metric: set() for metric in m.METRICS}  # of gauges, ever told
         self._in_reserve: dict[str, dict[str, float]] = {}  # by pool and request: since when it is seen to wait there
         self._quiet_until = float("-inf")
 
@@ -194,36 +194,34 @@ class Metrics:
         return 0.0 if head is None else self._now() - head.submitted_at
 
     def _reserve_wait(self, pool: Pool) -> float:
+        """Of those for whom no room is being made in another pool, with a notice of its own."""
         now, before = self._now(), self._in_reserve.get(pool.name, {})
         seen = self._in_reserve[pool.name] = {
             group.first.id: before.get(group.first.id, now)
             for group in pool.queue.groups.values()
-            if group.place(group.account) < REST
+            if group.place(group.account) < REST and group.first.mark in (None, pool)
         }
         return max((now - since for since in seen.values()), default=0.0)
 
     # --- series -------------------------------------------------------------------------------
 
     def _set(self, figures: Figures, metric: Metric, labels: Labels, value: float) -> None:
-        if self._has_series(figures, metric, labels):
+        if self._has_series(metric, labels):
             figures[metric, labels] = value
 
     def _add(self, figures: Figures, metric: Metric, labels: Labels, value: float) -> None:
         """The last label is the component: those of one name and several types are summed, and those that have no
         series of their own."""
-        if not self._has_series(figures, metric, labels):
+        if not self._has_series(metric, labels):
             labels = (*labels[:-1], m.OTHERS)
         figures[metric, labels] = figures.get((metric, labels), 0.0) + value
 
-    def _has_series(self, figures: Figures, metric: Metric, labels: Labels) -> bool:
+    def _has_series(self, metric: Metric, labels: Labels) -> bool:
         """Whether it has one, or still gets one."""
-        if (metric, labels) in self._told or (metric, labels) in figures:
-            return True
-        count = self._series.get(metric, 0)
-        if count >= m.MOST_SERIES:
-            return False
-        self._series[metric] = count + 1
-        return True
+        series = self._series[metric]
+        if labels not in series and len(series) < m.MOST_SERIES:
+            series.add(labels)
+        return labels in series
 
     def _fails(self, what: str) -> None:
         if self._now() >= self._quiet_until:
