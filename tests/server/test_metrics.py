@@ -7,6 +7,7 @@ import logging
 
 import pytest
 
+from raypool.core import events as ev
 from raypool.core.instructions import ChangeStatus
 from raypool.monitoring import metrics as m
 from raypool.server.metrics import LAG_SECONDS, TELL_SECONDS
@@ -87,7 +88,18 @@ async def test_whom_his_own_limit_stops_is_not_the_first_in_line(world, told):
     assert (told(m.WAITING, "p", "red"), told(m.HEAD_AGE, "p")) == (1, 0)
 
 
-@story(pools=[pool(grace_seconds=40.0)], policies=TWO)
+@story(policies=[policy(reserved={"gpu": 2})])
+async def test_who_may_not_be_preempted_and_waits_for_its_own_reserve_is_not_the_first_in_line(world, told):
+    await world.run("r1", gpu=2, preemptible=False)
+    await world.submit("r2", gpu=1, preemptible=False)
+    await world.pass_seconds(50)
+    assert (told(m.WAITING, "p", "red"), told(m.HEAD_AGE, "p")) == (1, 0)
+
+
+@story(
+    pools=[pool(grace_seconds=40.0)],
+    policies=[policy("red"), policy("blue", priority=5, reserved={"gpu": 4}, limit={"gpu": 4})],
+)
 async def test_a_reserve_that_is_waited_for_is_seen(world, told):
     await world.run("r1", gpu=8)
     await world.submit("b1", "blue", gpu=4)
@@ -96,7 +108,7 @@ async def test_a_reserve_that_is_waited_for_is_seen(world, told):
     assert 20 <= told(m.RESERVE_WAIT, "p") <= 30 <= told(m.HEAD_AGE, "p") + TELL_SECONDS
     await world.until("b1", "allocated")
     await world.pass_seconds(TOLD)
-    assert told(m.RESERVE_WAIT, "p") == 0
+    assert told(m.RESERVE_WAIT, "p") == 0 == told(m.HEAD_AGE, "p")
 
 
 @story(
@@ -129,6 +141,7 @@ async def test_waits_and_grant_latencies_are_observed_once_for_each_grant(world,
     await world.actor.release("r1")
     await world.until("r2", "allocated")
     await world.pass_seconds(TOLD)
+    assert not world.actor._metrics._placing, "nothing is kept of grants that are placed"
     first, second = told(m.WAIT, "p")
     assert first < 1 and second == pytest.approx(30, abs=1)
     assert len(told(m.GRANT_LATENCY, "p")) == 2 and max(told(m.GRANT_LATENCY, "p")) < 1
@@ -257,6 +270,7 @@ async def test_a_pool_that_is_gone_is_told_as_0_once_and_no_more(world, told):
     assert told(m.CAPACITY, "q", "gpu") == 1
     await world.actor.delete_pool("q")
     await world.pass_seconds(TOLD)
+    assert set(world.actor._metrics._in_reserve) == {"p"}
     assert {told(metric, "q", "gpu") for metric in (m.CAPACITY, m.FREE, m.SHORTFALL)} == {0}
     del world.cluster.told[m.CAPACITY.name]["q", "gpu"]
     await world.pass_seconds(TOLD)
@@ -366,6 +380,14 @@ def test_names_follow_prometheus():
         unit = metric.name.removesuffix("_total").rpartition("_")[2]
         assert (unit == "seconds") == ("seconds" in metric.unit), metric.name
     assert len({metric.name for metric in m.METRICS}) == len(m.METRICS)
+
+
+@story()
+async def test_what_is_heard_late_of_a_grant_that_is_over_counts_nothing(world, told):
+    await world.run("r1")
+    world.actor._metrics.saw(world.actor.broker.now, ev.PlacementFailed("r1", 1, "no nodes"), [])
+    await world.pass_seconds(TOLD)
+    assert told.series(m.PLACEMENT_FAILURES) == set()
 
 
 def test_a_status_that_did_not_change_counts_nothing():

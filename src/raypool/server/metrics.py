@@ -81,8 +81,7 @@ class Metrics:
         try:
             for instruction in instructions:
                 if isinstance(instruction, ChangeStatus):
-                    if instruction.old is not None:
-                        self._changed(at, instruction)
+                    self._changed(at, instruction)
                 elif isinstance(instruction, CreatePlacementGroup):
                     self._placing[instruction.spec.id] = at
                 elif isinstance(instruction, HandOverPlacementGroup):
@@ -103,9 +102,9 @@ class Metrics:
                 if decided_at is not None:
                     self._observed.append((m.GRANT_LATENCY, (pool,), at - decided_at))
         elif change.to is PREEMPTING:
-            if isinstance(change.reason, Evicted) and change.old is ALLOCATED:
+            if isinstance(change.reason, Evicted):
                 self._count(m.EVICTIONS, (pool, change.reason.why))
-        elif change.to.terminal and isinstance(change.reason, Evicted | NodeLost | GroupLost):
+        elif isinstance(change.reason, Evicted | NodeLost | GroupLost):
             cause = change.reason.why if isinstance(change.reason, Evicted) else change.reason.rule
             request = self._broker().requests[change.request]
             assert request.granted_at is not None, request
