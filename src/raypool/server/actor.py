@@ -30,7 +30,7 @@ from raypool.core.instructions import (
     RemovePlacementGroup,
     WarnHolder,
 )
-from raypool.core.nodes import Misfit
+from raypool.core.nodes import Misfit, Node
 from raypool.core.pool import Pool
 from raypool.core.preview import Change, preview
 from raypool.core.replay import Unreadable
@@ -114,6 +114,8 @@ class PoolBroker:
         self._metrics = Metrics(
             cluster, lambda: self.broker, self._journal, self._shortfalls, lambda: self.degraded, self._now
         )
+        self._short: dict[tuple[str, str], int] = {}
+        self._short_at: tuple[int, tuple[Node, ...]] = (0, ())
         self._versions: dict[str, int] = {}
         self._first_version = 0
         self._watchers: dict[str, dict[asyncio.Future[None], None]] = {}
@@ -241,7 +243,12 @@ class PoolBroker:
         return broken_promises([pool for _, pool in sorted(pools.items())], self._placements.nodes)
 
     def _shortfalls(self) -> dict[tuple[str, str], int]:
-        return shortfalls(list(specs_of(self.broker).values()), self._placements.nodes)
+        """By pool and key. Worked out anew when pools or nodes have changed: that takes milliseconds."""
+        version, nodes = self.broker.history.number, self._placements.nodes
+        if version != self._short_at[0] or nodes is not self._short_at[1]:
+            self._short_at = version, nodes
+            self._short = shortfalls(list(specs_of(self.broker).values()), nodes)
+        return self._short
 
     async def rollback(self, version: int, by: str = "", note: str = "") -> list[str]:
         """Makes pools and policies what they were after that change, all or none. Returns warnings. Raises
