@@ -9,6 +9,7 @@ import pytest
 from raypool.errors import BrokerDegraded, BrokerFault, Refused, SpecError
 from raypool.server import etas
 from raypool.server.actor import steady_clock
+from raypool.server.metrics import LAG_SECONDS, TELL_SECONDS
 from raypool.server.views import view_request
 
 from .fake_cluster import FakeCluster, HeldBackCluster, node
@@ -639,7 +640,8 @@ def test_a_broker_that_nobody_uses_asks_and_wakes_seldom():
             assert 55 <= cluster.asked["nodes"] <= 61
             assert 8 <= cluster.asked["free"] <= 12
             assert cluster.asked["dead_jobs"] == 0
-            assert len(timers) <= 61 + 2 * 12 + 5, "nothing else wakes it"
+            metrics = 60 / LAG_SECONDS + 60 / TELL_SECONDS
+            assert len(timers) <= 61 + 2 * 12 + 5 + metrics, "nothing else wakes it"
             await world.run("b", job="01", holder="h2")
             cluster.asked.clear()
             await world.pass_seconds(3)
