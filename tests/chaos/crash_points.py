@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 from typing import Any
 
 from raypool.core.snapshot import Snapshots
@@ -20,7 +21,7 @@ from ..server.fake_cluster import FakeCluster, node
 from ..server.virtual_time import for_ever, run
 from ..server.world import Process, World
 
-EFFECTS = {"save", "erase", "create_group", "remove_group"}
+EFFECTS = {"save", "erase", "create_group", "remove_group", "in_thread"}
 """What changes the world: the process can die before, and after without having heard the answer."""
 
 READINGS = {"created", "free", "find_group", "look", "load_all"}
@@ -66,8 +67,14 @@ class Mortal(Process):
 
 
 class CrashingWorld(World):
-    def __init__(self, cluster: FakeCluster, deaths: Collection[int]) -> None:
+    def __init__(
+        self,
+        cluster: FakeCluster,
+        deaths: Collection[int],
+        watch: Callable[[CrashingWorld], None] = lambda world: None,
+    ) -> None:
         self.deaths = deaths
+        self.watch = watch
         self.points = 0
         self.died_at: list[str] = []
         super().__init__(cluster)
@@ -79,8 +86,10 @@ class CrashingWorld(World):
         return PoolBroker(self.process, clock=asyncio.get_running_loop().time)
 
     async def begin(self) -> None:
+        self.watch(self)
         while not await self._alive(self.actor.begin()):
             self._next_life()
+            self.watch(self)
 
     def _next_life(self) -> None:
         self.crash()
@@ -121,14 +130,22 @@ class CrashingWorld(World):
             died.cancel()
 
 
-def play(story: list[Step], deaths: Collection[int] = (), settle: float = 1.5) -> CrashingWorld:
-    """Plays it to its end. settle: seconds after each step, in which all that follows from it comes to rest."""
+def play(
+    story: list[Step],
+    deaths: Collection[int] = (),
+    settle: float = 1.5,
+    folder: Path | None = None,
+    watch: Callable[[CrashingWorld], None] = lambda world: None,
+) -> CrashingWorld:
+    """Plays it to its end. settle: seconds after each step, in which all that follows from it comes to rest. folder:
+    where records of events go. watch: is told the world as each life begins."""
     world: CrashingWorld | None = None
 
     async def told() -> None:
         nonlocal world
         cluster = FakeCluster(node("n1", 4), node("n2", 4), node("n3", 4))
-        world = CrashingWorld(cluster, deaths)
+        cluster.folder = folder
+        world = CrashingWorld(cluster, deaths, watch)
         await world.begin()
         jobs = dict(asked_in(story))
         for kind, *rest in story:

@@ -49,6 +49,7 @@ class FakeCluster:
         self.tokens: dict[str, asyncio.Future[bool]] = {}
         self.told: dict[str, dict[tuple[str, ...], Any]] = {}  # by metric and its labels
         self.overcommitted: list[str] = []  # groups that had to wait in Ray's queue
+        self.folder = None  # where logs go
         self._ids = count(1)
 
     # --- what RayCluster has ------------------------------------------------------------------
@@ -107,6 +108,14 @@ class FakeCluster:
 
     async def owner_died(self, token):
         return await self.tokens.setdefault(token, asyncio.get_running_loop().create_future())
+
+    async def log_folder(self):
+        await self._answer()
+        return self.folder
+
+    async def in_thread(self, call):
+        await self._answer()
+        return call()
 
     async def identity(self):
         await self._answer()

@@ -162,6 +162,12 @@ RIGHT = {
     "reason": st.just("because"),
     "seen": st.sampled_from([-1, 0, 5]),
     "timeout_seconds": st.sampled_from([0, 0.5, 2]),
+    "since": st.sampled_from([0, 1000.5, 2**40]),
+    "after": st.sampled_from([-1, 0, 7]),
+    "limit": st.sampled_from([1, 10_000]),
+    "kind": st.sampled_from(["granted", "pool-changed"]),
+    "since_seconds": st.sampled_from([1, 3600, 10**7]),
+    "step_seconds": st.sampled_from([0.1, 60, 10**7]),
     "ended": st.booleans(),
     "explain": st.booleans(),
     "clean": st.booleans(),
@@ -273,7 +279,8 @@ USUAL = {
     "job": None, "holder": "h1", "token": [], "name": "p", "pool": "p", "component": "red",
     "component_type": "team", "first": 1, "status": None, "reason": "because", "seen": 2**40,
     "timeout_seconds": 0, "explain": True, "ended": True, "clean": True,
-    "discard_journal": False,
+    "discard_journal": False, "since": 0, "after": 0, "limit": 10, "kind": "granted",
+    "since_seconds": 60, "step_seconds": 60,
 }  # fmt: skip
 
 

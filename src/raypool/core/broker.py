@@ -36,6 +36,20 @@ from raypool.core.instructions import (
 from raypool.core.laws import check
 from raypool.core.ledger import Account
 from raypool.core.lifetimes import ALL_OF_IT, Kind, Lifetimes, share_class
+from raypool.core.moves import (
+    CHARGED,
+    FREED,
+    FREED_AT_ONCE,
+    GIVEN_BACK_AFTER_ALL,
+    LEAVES,
+    NEVER_GIVEN_BACK,
+    NEVER_MADE,
+    Change,
+    Move,
+    PoolMove,
+    figures_of,
+    level_of,
+)
 from raypool.core.nodes import Misfit, Node, find_nodes
 from raypool.core.pool import Owner, Pool, by_preference, link
 from raypool.core.reasons import (
@@ -133,6 +147,7 @@ class Broker:
         self._serial = 0
         self._deadlines: list[tuple[float, int, str, str]] = []
         self._instructions: list[Instruction] = []
+        self.moves: list[Move | PoolMove] | None = None  # while somebody listens: see `take_moves`
         self._asks = Asks()
         self._chances: Memo[Ask, Chances] = Memo()
         self._misfits: Memo[tuple[str, Ask], Misfit | None] = Memo()
@@ -173,6 +188,32 @@ class Broker:
             self._cycle.run(self._first)
         done, self._instructions = self._instructions, []
         return done
+
+    def listen(self) -> None:
+        """From now on it tells what changes in the figures of its pools."""
+        self.moves = []
+
+    def take_moves(self) -> list[Move | PoolMove]:
+        """What has changed since they were last taken, in order."""
+        moves = self.moves
+        if not moves:
+            return []
+        self.moves = []
+        return moves
+
+    def _moved(
+        self,
+        change: Change,
+        allocation: Allocation,
+        account: Account | None,
+        need: Need,
+        by: Request | None = None,
+    ) -> None:
+        """account: whose it was, also when it is charged no longer; None: nobody's, a phantom."""
+        pool = allocation.pool
+        if self.moves is not None and pool is not None:
+            after = figures_of(pool, account, need)
+            self.moves.append(Move(len(self._instructions), change, allocation, pool, account, need, after, by))
 
     @property
     def next_deadline(self) -> float | None:
@@ -235,6 +276,7 @@ class Broker:
             request.accepted = True
             allocation = self._new_allocation(request, pool, opportunistic=False)
             pool.charge_at_once(allocation, account, need)
+            self._moved(CHARGED, allocation, account, need)
             self._place(allocation)
         elif chances.lines or chances.held_out:
             request.held_out = chances.held_out
@@ -481,6 +523,7 @@ class Broker:
         it is given as it is."""
         allocation = self._new_allocation(request, pool, opportunistic)
         pool.grant(allocation)
+        self._moved(CHARGED, allocation, allocation.account, allocation.need)
         self._cycle.touch(pool)
         self._leave_the_lines(request)
         if former is None:
@@ -518,7 +561,7 @@ class Broker:
         allocation = former.current
         if allocation is None or former.status is not ALLOCATED or not self._is_well(allocation):
             return False
-        pool = allocation.pool
+        pool, account = allocation.pool, allocation.account
         assert pool is not None
         pool.mark_leaving(allocation)
         pool.discharge(allocation)
@@ -528,6 +571,7 @@ class Broker:
             pool.charge(allocation)
             return False
         self._end(former, RELEASED, GIVEN_BACK, take_back=False)
+        self._moved(FREED_AT_ONCE, allocation, account, allocation.need)
         self._gone(allocation)
         self.grant(heir, pool, opportunistic=False, former=allocation)
         return True
@@ -585,7 +629,7 @@ class Broker:
             holder, account = allocation.request, allocation.account
             assert account is not None
             if not allocation.placed:
-                self._back_to_its_place(allocation)
+                self._back_to_its_place(allocation, request)
                 continue
             reason = Evicted(
                 pool=pool.name,
@@ -611,6 +655,7 @@ class Broker:
         self._set_status(holder, PREEMPTING, reason)
         if pool is not None:
             pool.mark_leaving(allocation)
+            self._moved(LEAVES, allocation, allocation.account, allocation.need)
         allocation.leaving = True
         grace = self._grace_seconds(holder, pool)
         if grace > 0:
@@ -629,11 +674,12 @@ class Broker:
 
     # --- what Ray says ------------------------------------------------------------------------
 
-    def _take_back(self, allocation: Allocation) -> None:
+    def _take_back(self, allocation: Allocation, by: Request | None = None) -> None:
         """Its group shall go; it stays charged until that is confirmed."""
         pool = allocation.pool
         if pool is not None and not allocation.leaving:
             pool.mark_leaving(allocation)
+            self._moved(LEAVES, allocation, allocation.account, allocation.need, by)
             self._cycle.touch(pool)
         allocation.leaving = True
         if self.world.confirms_removal:
@@ -644,11 +690,13 @@ class Broker:
     def _gone(self, allocation: Allocation) -> None:
         """The capacity is back."""
         if allocation.pool is not None:
-            pool = allocation.pool
+            pool, account = allocation.pool, allocation.account
             if allocation.phantom:
                 pool.free_phantom(allocation)
-            elif allocation.account is not None:
+                self._moved(GIVEN_BACK_AFTER_ALL, allocation, None, allocation.need)
+            elif account is not None:
                 pool.discharge(allocation)
+                self._moved(FREED, allocation, account, allocation.need)
             pool.lowered = pool.lowered and (bool(pool.ledger.phantoms) or any(pool.ledger.allocations()))
             self._cycle.touch(pool)
         else:
@@ -663,20 +711,25 @@ class Broker:
     def _becomes_phantom(self, allocation: Allocation) -> None:
         """Ray does not give its room back, or may still make its group: the room is neither its policy's
         any more nor free, until PlacementRemoved says that it was seen free."""
-        pool = allocation.pool
+        pool, account, need, left = allocation.pool, allocation.account, allocation.need, allocation.leaving
         if pool is not None:
-            if not allocation.leaving:
+            if not left:
                 pool.mark_leaving(allocation)
             pool.hold_phantom(allocation)
+            self._moved(NEVER_GIVEN_BACK if left else NEVER_MADE, allocation, account, allocation.need)
+            kept = {key for key, _ in allocation.need}
+            counted_here = tuple((key, amount) for key, amount in need if key not in kept)
+            if counted_here:
+                self._moved(FREED if left else FREED_AT_ONCE, allocation, account, counted_here)
             self._cycle.touch(pool)
         allocation.leaving, allocation.phantom = False, True
 
-    def _back_to_its_place(self, allocation: Allocation) -> None:
-        """A grant that is not placed yet is given up; its request waits again, at its old number.
+    def _back_to_its_place(self, allocation: Allocation, by: Request) -> None:
+        """A grant that is not placed yet is given up; its request waits again, at its old number. by: for whom.
 
         It stands aside until the group of this grant is gone: a request is charged only once.
         """
-        self._take_back(allocation)
+        self._take_back(allocation, by)
         if not allocation.request.held_out:
             self._stand_in_line(allocation.request)
 
@@ -724,6 +777,7 @@ class Broker:
         else:
             if pool is not None and not allocation.leaving:
                 pool.mark_leaving(allocation)
+                self._moved(LEAVES, allocation, allocation.account, allocation.need)
             allocation.leaving = True
             self._gone(allocation)
         if still_wanted and pool is None:
@@ -953,7 +1007,9 @@ class Broker:
     def _drop(self, names: Iterable[str]) -> None:
         """Of pools that are not in use."""
         for name in names:
-            del self.pools[name]
+            gone = self.pools.pop(name)
+            if self.moves is not None:
+                self.moves.append(PoolMove(len(self._instructions), name, level_of(gone), None))
         link(self.pools)
         self._judge_anew()
         self._forget_lifetimes()
@@ -1053,8 +1109,11 @@ class Broker:
         for name, (spec, policies) in changed.items():
             old = self.pools.get(name)
             new = self.pools[name] = Pool(spec, policies)
+            before = None if old is None or self.moves is None else level_of(old)
             if old is not None:
                 self._charge_again(old, new)
+            if self.moves is not None:
+                self.moves.append(PoolMove(len(self._instructions), name, before, level_of(new)))
         link(self.pools)
         self._judge_anew()
         for name in changed:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from raypool.core import events as ev
 from raypool.core.broker import Broker
+from raypool.core.instructions import Instruction
 from raypool.core.records import Decision, decisions_on, event_of
 from raypool.core.snapshot import READ, SCHEMA, broker_of
 
@@ -23,12 +24,14 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True)
 class Step:
-    """One event and what was decided on it, then as now. number: its place in the journal."""
+    """One event and what was decided on it, then as now. number: its place in the journal. instructions: the same,
+    as it was decided now."""
 
     number: int
     at: float
     event: ev.Event
     decided: list[Decision]
+    instructions: list[Instruction]
 
 
 def opened(snapshot: Iterable[str]) -> tuple[Broker, int, dict[str, object]]:
@@ -70,7 +73,7 @@ def replay(broker: Broker, number: int, lines: Iterable[str]) -> Iterator[Step]:
             raise Unreadable(
                 f"on event {number} ({row['event']}) this version of raypool decides {again}; {decided} was decided"
             )
-        yield Step(number, at, event, decided)
+        yield Step(number, at, event, decided, instructions)
 
 
 def _told(error: Exception) -> str:

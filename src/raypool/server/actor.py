@@ -50,7 +50,9 @@ from raypool.server.metrics import Metrics
 from raypool.server.owners import Owners
 from raypool.server.placement import Placement, Placements, answered
 from raypool.server.spare import Spare
-from raypool.server.stores import RAY, Store, StoreTaken, StoreUnusable, store_at
+from raypool.server.stores import RAY, Saved, Store, StoreTaken, StoreUnusable, store_at
+from raypool.server.trail import Trail
+from raypool.server.usage import report_rows, step_of, timeline
 from raypool.server.views import (
     UNKNOWN,
     Eta,
@@ -116,6 +118,7 @@ class PoolBroker:
         )
         self._short: dict[tuple[str, str], int] = {}
         self._short_at: tuple[int, tuple[Node, ...]] = (0, ())
+        self._trail = Trail(cluster, lambda: self.broker, self._now)
         self._versions: dict[str, int] = {}
         self._first_version = 0
         self._watchers: dict[str, dict[asyncio.Future[None], None]] = {}
@@ -149,11 +152,11 @@ class PoolBroker:
             )
             return
         if saved is None:
+            self._trail.begin(0)
             await self._journal.begin()
         else:
             try:
-                for broker in self._journal.take_up(saved):
-                    self.broker = broker
+                self._read(saved)
             except Unreadable as error:
                 self._degrade(
                     f"the journal ({self._journal.store.where}) cannot be taken up: {error}. Save it with "
@@ -163,6 +166,7 @@ class PoolBroker:
                 return
         self._ahead = max(self.broker.now - self._clock(), 0.0)
         self._first_version = self._journal.number
+        self._trail.started()
         self._spawn(self._journal.run())
         self._take_up(elsewhere=saved is not None and self._journal.cluster != self._identity)
         await answered(self._placements.read_nodes, "reading the nodes")
@@ -172,8 +176,20 @@ class PoolBroker:
         self._spawn(self._owners.watch_jobs())
         self._spawn(self._owners.watch_holders())
         self._spawn(self._tidy())
+        self._spawn(self._trail.run())
+        self._spawn(self._trail.keep_time())
 
     # --- coming back --------------------------------------------------------------------------
+
+    def _read(self, saved: Saved) -> None:
+        """Raises Unreadable."""
+        for broker, step in self._journal.take_up(saved):
+            self.broker = broker
+            if step is None:
+                self._trail.begin(self._journal.number, self._journal.head.get("trail"))
+            else:
+                self._recorded(step.number, step.at, step.event, step.instructions)
+                self._trail.durable(step.number)
 
     def _take_up(self, elsewhere: bool) -> None:
         """What the broker knows, compared with what is there. elsewhere: the journal is that of another
@@ -191,7 +207,8 @@ class PoolBroker:
         self._set_timer()
 
     def _snapshot(self, number: int) -> Iterator[str]:
-        return self._snapshots.lines_of(self.broker, number, cluster=self._identity, raypool=__version__)
+        more = {"cluster": self._identity, "raypool": __version__, "trail": self._trail.left()}
+        return self._snapshots.lines_of(self.broker, number, **more)
 
     def _living(self) -> int:
         """How many requests are not over."""
@@ -608,7 +625,56 @@ class PoolBroker:
                 f"the journal ({self._journal.store.where}) cannot be written just now, {self._journal.trouble}: "
                 "no change is acknowledged or carried out meanwhile"
             )
+        if self._trail.trouble:
+            troubles.append(f"records of events cannot be written just now: {self._trail.trouble}")
         return troubles
+
+    async def events(
+        self,
+        since: float | None = None,
+        component: str | None = None,
+        after: int | None = None,
+        limit: int = 1_000,
+        pool: str | None = None,
+        request_id: str | None = None,
+        kind: str | None = None,
+    ) -> list[dict[str, Any]]:
+        """Records of what was decided, newest last: the last `limit`, or, with `after`, the first after that event.
+        See record.py."""
+        about = {"component": component, "pool": pool, "request": request_id, "kind": kind}
+        return await self._trail.events(since, after, limit, **about)
+
+    async def next_events(
+        self,
+        after: int | None,
+        timeout_seconds: float,
+        component: str | None = None,
+        limit: int = 1_000,
+        pool: str | None = None,
+        request_id: str | None = None,
+        kind: str | None = None,
+    ) -> dict[str, Any]:
+        """Long-poll: what comes after that event, as soon as there is any, or nothing when time is up. Returns
+        {"events": records, "last": what to ask after the next time}. after=None: where that is now, at once."""
+        about = {"component": component, "pool": pool, "request": request_id, "kind": kind}
+        return await self._trail.next_events(after, limit, min(timeout_seconds, WATCH_MOST_SECONDS), **about)
+
+    async def usage(self, since_seconds: float, step_seconds: float) -> dict[str, Any]:
+        """Who used how much, as means over steps, until now: see `usage.timeline`. A step is a whole number of
+        minutes, or of hours where minutes are not kept any more, and there are 2,000 at most: it may be longer than
+        was asked for."""
+        now = self._now()
+        since = max(now - since_seconds, 0.0)
+        spans, hours = await self._trail.spans(since)
+        return timeline(spans, since, now, step_of(step_seconds, since_seconds, hours))
+
+    async def report(self, since_seconds: float) -> dict[str, Any]:
+        """What each component used, waited for and lost, until now: {"since", "until", "rows"}; see
+        `usage.report_rows`. It begins with a whole minute, or hour: `since` says when."""
+        now = self._now()
+        spans, _ = await self._trail.spans(max(now - since_seconds, 0.0))
+        since = float(spans[0].start) if spans else now
+        return {"since": since, "until": now, "rows": report_rows(spans, self._trail.waiting())}
 
     async def request_of_group(self, group_id: str) -> dict[str, Any] | None:
         """The request that a placement group was made for; None if it is none of ours."""
@@ -630,6 +696,7 @@ class PoolBroker:
             while not self._placements.idle:
                 await asyncio.sleep(0.02)
         self._over = True
+        await self._trail.flush()
         try:
             await self._journal.erase()
         except StoreUnusable as error:
@@ -712,18 +779,27 @@ class PoolBroker:
         except Exception as error:
             logger.exception("the broker stumbles over %s", shorten(event, 1000))
             self.broker = self._journal.again()
+            self._trail.listen()
             self._owners.begin()
             raise BrokerFault(
                 f"a bug of raypool's: {type(event).__name__} could not be handled "
                 f"({shorten(error, 300)}); nothing was changed"
             ) from error
         self._metrics.saw(now, event, decided)
+        self._recorded(self._journal.number, now, event, decided)
         if isinstance(event, ev.PlacementReady):
             self._groups[event.group_id] = event.request
         if any(isinstance(one, CreatePlacementGroup) for one in decided):
             self._placements.look_ahead()
         self._set_timer()
         self._placements.look_for_who_waits()
+
+    def _recorded(self, number: int, at: float, event: ev.Event, decided: list[Instruction]) -> None:
+        """What goes wrong there is a bug of ours, and no reason to decide otherwise, or not at all."""
+        try:
+            self._trail.handled(number, at, event, decided)
+        except Exception:
+            logger.exception("a bug of raypool's: event %d was not recorded", number)
 
     def _somebody_waits(self) -> bool:
         return any(pool.queue.groups for pool in self.broker.pools.values())
@@ -739,6 +815,7 @@ class PoolBroker:
             raise BrokerDegraded(f"the broker is read-only, degraded: {self.degraded}")
 
     def _carry_out(self, number: int, instructions: list[Instruction]) -> None:
+        self._trail.durable(number)
         for instruction in instructions:
             try:
                 self._do(number, instruction)

@@ -20,6 +20,7 @@ from pydantic import AfterValidator, Field, ValidatorFunctionWrapHandler, WrapVa
 
 from raypool.core.status import Status
 from raypool.errors import BrokerFault, RaypoolError, SpecError
+from raypool.server.record import KINDS
 from raypool.spec import ComponentType, Name, Seconds, Spec, are_names, shorten
 
 logger = logging.getLogger("raypool")
@@ -36,6 +37,12 @@ MANY = 10_000
 
 GROUP_NAME_CHARACTERS = 512
 """Of a placement group, which holds the names of a pool, a component and a request; a question may name one."""
+
+RECORDS = 10_000
+"""So many records of events one call may ask for."""
+
+USAGE_SECONDS = 400 * 86_400
+"""So far back a question for usage may reach; what is kept is less."""
 
 REASON_CHARACTERS = NOTE_CHARACTERS = 1_000
 
@@ -104,6 +111,12 @@ WORDS: Mapping[str, Any] = {
     "reason": Annotated[str, Field(max_length=REASON_CHARACTERS)],
     "seen": Annotated[int, Field(ge=-1, le=2**53)],
     "timeout_seconds": Seconds,
+    "since": Annotated[float, Field(ge=0, le=2**40)],
+    "after": Annotated[int, Field(ge=-1, le=2**53)],
+    "limit": Annotated[int, Field(ge=1, le=RECORDS)],
+    "kind": Literal[tuple(KINDS)],
+    "since_seconds": Annotated[float, Field(gt=0, le=USAGE_SECONDS)],
+    "step_seconds": Annotated[float, Field(gt=0, le=USAGE_SECONDS)],
     "explain": bool,
     "ended": bool,
     "clean": bool,

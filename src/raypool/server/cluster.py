@@ -1,9 +1,9 @@
 """The only file that asks Ray anything on the broker's behalf: nodes, placement groups, jobs, the store, metrics.
 
 Ray's own calls block, and hang while the GCS is down, so they run in executor threads and the broker's
-loop stays free: one thread for the store, which everything waits for, some that make placement groups, and
-one for the rest. Placement groups are looked up by id, never listed: Ray never forgets a removed one, and a
-list of thousands takes seconds. The fake in tests/server has the same methods.
+loop stays free: one thread for the store, which everything waits for, some that make placement groups,
+one for files, and one for the rest. Placement groups are looked up by id, never listed: Ray never forgets a
+removed one, and a list of thousands takes seconds. The fake in tests/server has the same methods.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
@@ -64,6 +65,7 @@ class RayCluster:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="raypool-gcs")
         self._store_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="raypool-store")
         self._makers = ThreadPoolExecutor(max_workers=MAKERS, thread_name_prefix="raypool-groups")
+        self._files_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="raypool-files")
         self._made: dict[str, asyncio.Task[Look]] = {}  # by group id: how each was seen first
         self._asked: dict[object, float] = {}
 
@@ -221,6 +223,16 @@ class RayCluster:
         if metric.kind == "counter":
             return Counter(name, meaning, tag_keys=labels).inc  # type: ignore[no-any-return]
         return Gauge(name, meaning, tag_keys=labels).set  # type: ignore[no-any-return]
+
+    # --- files --------------------------------------------------------------------------------
+
+    async def log_folder(self) -> Path | None:
+        """Ray's log folder on this node, that of the session."""
+        return Path(global_worker.node.get_logs_dir_path())
+
+    async def in_thread(self, call: Callable[[], T]) -> T:
+        """Does what reads or writes files, one after the other."""
+        return await asyncio.get_running_loop().run_in_executor(self._files_thread, call)
 
     # --- the key-value store ------------------------------------------------------------------
 

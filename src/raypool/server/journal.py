@@ -16,14 +16,15 @@ import logging
 import zlib
 from base64 import b64encode
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from raypool.core import events as ev
 from raypool.core.broker import Broker
 from raypool.core.instructions import Instruction
 from raypool.core.records import line_of
-from raypool.core.replay import Unreadable, opened, replay
+from raypool.core.replay import Step, Unreadable, opened, replay
 from raypool.server.stores import Saved, Store, StoreTaken
 
 logger = logging.getLogger("raypool")
@@ -53,7 +54,7 @@ class Turn:
 class Journal:
     """One broker's journal. `number` is that of the last event handled, `written` that of the last durable;
     `cluster` tells the cluster that the journal which was taken up speaks of; `trouble` says why the store
-    cannot be written just now.
+    cannot be written just now; `head` has what the snapshot that was taken up begins with.
 
     carry_out: does what was decided. snapshot: the broker as lines, up to `number`. living: how many of its requests
     are not over.
@@ -73,6 +74,7 @@ class Journal:
         self.written = 0
         self.generation = 0
         self.cluster = ""
+        self.head: Mapping[str, Any] = {}
         self.trouble = ""
         self._carry_out = carry_out
         self._snapshot = snapshot
@@ -92,21 +94,21 @@ class Journal:
 
     # --- reading ------------------------------------------------------------------------------
 
-    def take_up(self, saved: Saved) -> Iterator[Broker]:
-        """Reads what was saved; yields the broker after each event, so that what could be read is there
-        when the rest raises Unreadable."""
+    def take_up(self, saved: Saved) -> Iterator[tuple[Broker, Step | None]]:
+        """Reads what was saved; yields the broker as the snapshot has it, with None, and then after each event, so
+        that what could be read is there when the rest raises Unreadable."""
         self._base, self.generation, self._unread = saved.snapshot, saved.generation, saved
         lines = unpacked(saved.snapshot)
         broker, self.number, head = opened(lines)
-        self.cluster = str(head.get("cluster", ""))
-        yield broker
+        self.cluster, self.head = str(head.get("cluster", "")), head
+        yield broker, None
         self._bound_generation(lines)
         for batch in saved.batches:
             for line in batch.decode(errors="replace").splitlines():
-                for step in replay(broker, self.number, [line]):
-                    self.number = step.number
+                (step,) = replay(broker, self.number, [line])
+                self.number = step.number
                 self._keep(line)
-                yield broker
+                yield broker, step
         self.written, self._unread = self.number, None
 
     def again(self) -> Broker:

@@ -15,6 +15,7 @@ CALLS = (
     "acquire", "submit", "submit_many", "dry_run", "watch", "release", "cancel", "forget", "attach_actor",
     "hold", "here", "bye",
     "describe", "why", "requests", "pool", "front", "overview", "request_of_group", "end_all", "journal",
+    "events", "next_events", "usage", "report",
 )  # fmt: skip
 """The calls of `PoolBroker`, which say what they take and return."""
 
