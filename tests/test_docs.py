@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import doctest
 import re
 import shlex
@@ -18,6 +19,7 @@ import raypool
 from raypool.cli.main import main as raypool_main
 from raypool.core import bundles
 from raypool.core.reasons import Reason
+from raypool.server.record import KINDS
 from raypool.simulation import run, scenario, workload_report
 from raypool.spec import BrokerConfig, PolicySpec, PoolSpec, RequestSpec, ResourceSettings
 
@@ -195,6 +197,21 @@ def all_reasons(kind: type[Reason]) -> Iterator[type[Reason]]:
 def test_every_reason_is_in_the_table_of_reasons() -> None:
     page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
     assert [kind.rule for kind in all_reasons(Reason) if f"`{kind.rule}`" not in page] == []
+
+
+def test_the_table_of_kinds_is_what_the_broker_records() -> None:
+    page = (ROOT / "docs" / "events.md").read_text(encoding="utf-8")
+    table = page.partition("## Kinds")[2].partition("\n## ")[0]
+    assert dict(re.findall(r"^\| `([a-z-]+)` \| (.+) \|$", table, flags=re.MULTILINE)) == KINDS
+
+
+def test_every_field_of_a_record_and_column_of_the_report_is_explained() -> None:
+    page = (ROOT / "docs" / "events.md").read_text(encoding="utf-8")
+    fields, columns = page.partition("## Fields")[2].partition("\n## ")[0], page.partition("## The report")[2]
+    assert [one.name for one in dataclasses.fields(raypool.EventView) if f"`{one.name}`" not in fields] == []
+    names = [one.name for one in dataclasses.fields(raypool.ReportRowView)]
+    told = [name.removeprefix("wait_").removesuffix("_seconds").removesuffix("_type") for name in names]
+    assert [name for name in told if name not in columns] == []
 
 
 def test_the_project_stands_alone() -> None:

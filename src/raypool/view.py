@@ -473,3 +473,112 @@ class BrokerView(View):
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> BrokerView:
         return super().from_dict({**data, "pools": [PoolView.from_dict(one) for one in data["pools"]]})
+
+
+@dataclass(frozen=True)
+class EventView(View):
+    """A record: one decision, or one change that somebody made. docs/events.md lists the kinds.
+
+    event: the number of the event that it followed from; index: its place among the records of that event. request,
+    number, component, component_type, pool: whom and what it is about, as far as it is about one. by: who took,
+    asked, released or applied. rule, why: the reason, as a word and as a sentence. figures: {"before": {key: {...}},
+    "after": the same} of that pool and component. facts: what else belongs to that kind.
+    """
+
+    event: int
+    index: int | None
+    at: float
+    kind: str
+    request: str | None = None
+    number: int | None = None
+    component: str | None = None
+    component_type: str | None = None
+    pool: str | None = None
+    by: dict[str, Any] = field(default_factory=dict)
+    rule: str | None = None
+    why: str = ""
+    figures: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """In one line, without the time."""
+        words = [self.kind]
+        if self.request is not None:
+            words.append(f"'{self.request}'")
+        if self.component is not None:
+            words.append(f"of '{self.component}'")
+        if self.pool is not None:
+            words.append(f"in '{self.pool}'")
+        found = " ".join(words)
+        who = [f"{name} {value}" for name, value in self.by.items() if name in ("name", "version", "job", "actor")]
+        if self.kind in ("evicted", "returned", "handed-over"):
+            taker = f"'{self.by['request']}'" if "request" in self.by else ""
+            team = f" of '{self.by['component']}'" if "component" in self.by else ""
+            found += f" {'from' if self.kind == 'handed-over' else 'for'} {taker}{team}" if taker else ""
+        if self.rule is not None and self.rule != self.kind:
+            found += f" ({self.rule})"
+        found += f" by {', '.join(who)}" if who else ""
+        changes = self._changes()
+        return "; ".join(filter(None, [f"{found}: {self.why}" if self.why else found, self.by.get("note"), changes]))
+
+    def _changes(self) -> str:
+        """ "gpu: used 2 -> 4, free 6 -> 4"."""
+        before, after = self.figures.get("before", {}), self.figures.get("after", {})
+        told = []
+        for key, row in after.items():
+            was = before.get(key, {})
+            changed = [f"{name} {was.get(name, 0)} -> {now}" for name, now in row.items() if was.get(name, 0) != now]
+            told += [f"{key}: {', '.join(changed)}"] if changed else []
+        return "; ".join(told)
+
+
+@dataclass(frozen=True)
+class UsageView(View):
+    """Who used how much, as means over steps. times: when each step begins. pools: {pool: {key: {"capacity": [...],
+    "components": {component: [...]}, "borrowed": {component: [...]}}}}, a figure for each step; None where nothing is
+    known, since no broker ran then, or it is not kept any more."""
+
+    times: list[float]
+    step_seconds: int
+    pools: dict[str, dict[str, dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class ReportRowView(View):
+    """One component, pool and key. reserved, used, borrowed, lent, lost: amounts x hours (GPU-hours of key `gpu`).
+
+    lent: of its idle reserve, what others used. lost: what its evicted allocations had held, from when they were
+    ready until they had left. waits: how many began to run, and how long they had waited until then; waiting: how
+    many wait now.
+    """
+
+    component: str
+    component_type: str
+    pool: str
+    key: str
+    reserved: float
+    used: float
+    borrowed: float
+    lent: float
+    lost: float
+    waits: int
+    wait_p50_seconds: float | None
+    wait_p90_seconds: float | None
+    wait_max_seconds: float | None
+    waiting: int
+
+
+@dataclass(frozen=True)
+class ReportView(View):
+    """since, until: the time that it is about."""
+
+    since: float
+    until: float
+    rows: list[ReportRowView] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**vars(self), "rows": [one.as_dict() for one in self.rows]}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> ReportView:
+        return super().from_dict({**data, "rows": [ReportRowView.from_dict(one) for one in data["rows"]]})

@@ -195,7 +195,7 @@ class Cli:
         result = CliRunner().invoke(main, list(words), input=input, prog_name="raypool")
         assert result.exit_code == code, (result.output, result.exception)
         assert "Traceback" not in result.output
-        if not {"json", "yaml", "--json", "simulate", "export"} & set(words):
+        if not {"json", "yaml", "csv", "--json", "simulate", "export"} & set(words):
             for line in result.stdout.splitlines():
                 assert len(line) <= 100, f"{len(line)} columns: {line}"
         return result

@@ -38,6 +38,8 @@ _MODULE_OF = {
     "replay": "replay",
     "journal": "journal",
     "grafana": "grafana",
+    "events": "events",
+    "report": "report",
 }
 """Where each command lives: a module of this package, and in it a command of that name."""
 

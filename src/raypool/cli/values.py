@@ -53,7 +53,33 @@ class Pair(_ParamType):
         return key, rest
 
 
+_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+
+
+class Since(_ParamType):
+    """How long ago ("90s", "30min", "2h", "7d", "2w"), or a time as ISO 8601 has it, of this machine's time zone if
+    it says none. Seconds since the epoch."""
+
+    name = "since"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        import re
+        import time
+        from datetime import datetime
+
+        ago = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|min|h|d|w)", str(value).strip())
+        if ago:
+            return max(time.time() - float(ago[1]) * _UNITS[ago[2]], 0.0)
+        try:
+            return max(datetime.fromisoformat(str(value)).timestamp(), 0.0)
+        except (ValueError, OverflowError, OSError):
+            self.fail(f"{value!r} is neither like 30min, 2h or 7d nor a time like 2026-11-30T12:00", param, ctx)
+
+
 AMOUNTS = Amounts()
+SINCE = Since()
 PAIR = Pair()
 COMPONENT_TYPE = click.Choice(["team", "orchestrator", "step_operator"])
 

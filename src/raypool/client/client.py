@@ -26,13 +26,16 @@ from raypool.errors import Refused, SpecError
 from raypool.view import (
     BrokerView,
     DryRunView,
+    EventView,
     ExplanationView,
     FrontView,
     PolicyView,
     PoolView,
     PreviewView,
+    ReportView,
     RequestView,
     SubmissionView,
+    UsageView,
     VersionView,
 )
 
@@ -241,6 +244,55 @@ class Client:
         """Why it waits, and what would start it now; why it was refused, or had to leave; for one that runs, who
         could take what it borrows. `str()` of it is a text."""
         return ExplanationView.from_dict(self._line.call("why", request_id))
+
+    def events(
+        self,
+        *,
+        since: float | None = None,
+        component: str | None = None,
+        pool: str | None = None,
+        request: str | None = None,
+        kind: str | None = None,
+        limit: int = 1_000,
+    ) -> list[EventView]:
+        """What was decided, and who changed what, oldest first: the last `limit` (10,000 at most).
+
+        since: seconds since the epoch. component, request: also where they are those for whom somebody was evicted.
+        """
+        rows = self._line.call("events", since, component, None, limit, pool, request, kind, timeout_seconds=60.0)
+        return [EventView.from_dict(row) for row in rows]
+
+    def follow_events(
+        self,
+        *,
+        since: float | None = None,
+        component: str | None = None,
+        pool: str | None = None,
+        request: str | None = None,
+        kind: str | None = None,
+    ) -> Iterator[EventView]:
+        """The same as they come, without end; those since then first, if that is given."""
+        about = {"component": component, "pool": pool, "request_id": request, "kind": kind}
+        after = self._line.call("next_events", None, 0.0)["last"]
+        if since is not None:
+            for event in self.events(
+                since=since, component=component, pool=pool, request=request, kind=kind, limit=10_000
+            ):
+                after = max(after, event.event)
+                yield event
+        while True:
+            answer = self._line.call("next_events", after, 30.0, timeout_seconds=90.0, **about)
+            after = answer["last"]
+            yield from map(EventView.from_dict, answer["events"])
+
+    def usage(self, since_seconds: float = 6 * 3600.0, step_seconds: float = 60.0) -> UsageView:
+        """Who used how much of each pool in the last so many seconds, as means over steps. Exact: from the figures at
+        every decision. Steps are whole minutes, whole hours where more than a day is asked for, and 2,000 at most."""
+        return UsageView.from_dict(self._line.call("usage", since_seconds, step_seconds, timeout_seconds=60.0))
+
+    def report(self, since_seconds: float = 7 * 86_400.0) -> ReportView:
+        """What each component had reserved, used, borrowed, lent and lost to preemption, and how long it waited."""
+        return ReportView.from_dict(self._line.call("report", since_seconds, timeout_seconds=60.0))
 
     def journal(self) -> str:
         """The broker's journal: a snapshot, and what happened since, a JSON value in each line."""
