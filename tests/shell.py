@@ -19,6 +19,8 @@ MARK = "@@ done"
 QUESTION = re.compile(r"raypool (status|why|history|request (list|describe|why)|pool (list|describe|requests))\b")
 """Commands that change nothing: a reader asks them again when what he waits for is not there yet."""
 
+COLOUR = re.compile(r"\x1b\[[\d;]*m")
+
 NOISE = re.compile(
     r"^.*\b(INFO|WARNING) [\w.]+\.py:\d+.*$|^\(\w*pid=.*$|^\(raylet\b.*$|^.*\bINFO:?\s+job_manager.*$", re.MULTILINE
 )
@@ -88,7 +90,7 @@ class Shell:
         lines: list[str] = []
         for line in self._process.stdout:
             if line.startswith(MARK):
-                return NOISE.sub("", "".join(lines)).strip(), int(line.split()[-1])
+                return NOISE.sub("", COLOUR.sub("", "".join(lines))).strip(), int(line.split()[-1])
             lines.append(line)
         raise AssertionError(f"$ {command}\nthe shell ended:\n{''.join(lines)}")
 
