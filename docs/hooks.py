@@ -310,9 +310,9 @@ def with_parts(markdown: str) -> str:
 
 
 def in_site(path: str) -> str | None:
-    """Where a file of the repository is in the site; None: it is no file, or not there."""
+    """Where a file of the repository is in the site; None: it is a folder, or outside of docs/ and not there."""
     if path.startswith("docs/"):
-        return path.removeprefix("docs/")
+        return None if (ROOT / path).is_dir() else path.removeprefix("docs/")
     return f"{REPOSITORY}/{path}" if (ROOT / path).is_file() else None
 
 

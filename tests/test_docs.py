@@ -247,6 +247,7 @@ def test_links_lead_where_they_lead_in_the_repository() -> None:
     assert mend("[the `x` rule](docs/reference/pools.md)", "repository/README.md") == (
         "[the `x` rule](../reference/pools.md)"
     )
+    assert mend("[decisions](docs/decisions/)", "repository/README.md") == "decisions"
     assert mend("see [tests/scenarios/](../../tests/scenarios/).", "reference/x.md") == "see tests/scenarios/."
     assert mend("```text\n[a](../b.md)\n```", "index.md") == "```text\n[a](../b.md)\n```"
     assert mend("[a](https://x.org/y) [b](#c)", "index.md") == "[a](https://x.org/y) [b](#c)"
