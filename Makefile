@@ -4,13 +4,15 @@
 #              leaked, and nobody may hang. SEED=2 KILLS=20 GCS_RESTARTS=2 make chaos: another run, a shorter one
 # make soak    the memory of the broker and its store over 10,000 turns
 # make demo    the whole of it on this machine: two teams, one preemption
+# make docs    the manual as a site in site/, strict: a dead link is an error. To read it: python3 -m http.server -d site
 # make bench   what decisions cost, in a table; make bench ARGS="--only engine.turns --json FILE": a part, also as JSON
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.docs-installed
 
-.PHONY: check lint types pure test ray chaos crashes soak demo bench clean
+.PHONY: check lint types pure test ray chaos crashes soak demo docs bench clean
 
 check: lint types pure
 
@@ -48,14 +50,22 @@ soak: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
+# Not --quiet: mkdocs counts only the warnings that it shows, and --strict would see none.
+docs: $(DOCS_STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	touch $@

@@ -7,7 +7,8 @@ Pure core, virtual time. For each workload: of the requests that had to wait, in
 before p90 (it should be nine of ten: 85 to 95 %), before p50 (half), and how wide the promise is. The first part of
 each replay only makes history. Work that is evicted is asked for again at once, as decorated tasks are, and runs as
 long again. Predictions of one replay lean on each other, so there are several replays of a few each, and the error is
-that between replays. No choice in core/eta.py was made on the default seeds. The trace is that of docs/replay.md.
+that between replays. No choice in core/eta.py was made on the default seeds. The trace is that of
+docs/how-to/replay.md.
 """
 
 from __future__ import annotations
@@ -132,9 +133,9 @@ class Workload:
 
 
 class Traced:
-    """The trace, mapping and pools of docs/replay.md, read as `raypool replay` reads them."""
+    """The trace, mapping and pools of docs/how-to/replay.md, read as `raypool replay` reads them."""
 
-    name = "trace of docs/replay.md"
+    name = "trace of docs/how-to/replay.md"
     history = HISTORY
     until = JOBS
     replays = REPLAYS

@@ -1,6 +1,7 @@
 """A Ray cluster on this machine, with fake GPUs and a broker, to try the examples on.
 
-    python examples/local_cluster.py          # stays until Ctrl-C; prints what to set in a second terminal
+    python examples/local_cluster.py                # stays until Ctrl-C; prints what to set in a second terminal
+    python examples/local_cluster.py --no-broker    # the same, for who starts the broker himself
 
 The head has the dashboard, which takes jobs; three nodes have four GPUs each, as far as Ray can tell.
 It keeps to a temporary directory of its own, answers only those who know its token, and touches no
@@ -155,18 +156,22 @@ def exit_on_sigterm() -> None:
 
 
 def main() -> None:
+    with_broker = sys.argv[1:] != ["--no-broker"]
+    if with_broker and sys.argv[1:]:
+        sys.exit(f"usage: {sys.argv[0]} [--no-broker]")
     with contextlib.suppress(KeyboardInterrupt), local_cluster() as cluster:
-        import raypool
+        broker = "no broker"
+        if with_broker:
+            import raypool
 
-        raypool.start(POOLS, address=cluster.address)
+            raypool.start(POOLS, address=cluster.address)
+            broker = "a broker with examples/pools.yaml"
         exit_on_sigterm()
         # A shell that starts it in the background (or a CI) has it ignore Ctrl-C; whoever sends it means it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        print(
-            "\nThree nodes with four fake GPUs each, and a broker with examples/pools.yaml. In a second terminal:\n"
-        )
+        print(f"\nThree nodes with four fake GPUs each, and {broker}. In a second terminal:\n")
         print("export " + " ".join(f"{name}={value}" for name, value in cluster.environment.items()))
-        print("python examples/two_teams.py\n")
+        print("python examples/two_teams.py\n" if with_broker else "raypool start -f pools.yaml\n")
         print(f"Dashboard: {cluster.dashboard}   End: Ctrl-C", flush=True)
         signal.pause()
 

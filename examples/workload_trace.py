@@ -6,7 +6,7 @@ in two runs for less than ten minutes, one in ten for hours. The same seed makes
     python examples/workload_trace.py > trace.csv
     python examples/workload_trace.py --jobs 100000 --days 60 --seed 2 > long.csv
 
-docs/replay.md replays it.
+docs/how-to/replay.md replays it.
 """
 
 from __future__ import annotations

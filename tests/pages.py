@@ -7,10 +7,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
+
+RUN_BY = {
+    "tutorial.md": "ray/test_manual.py",
+    "how-to/share-a-cluster.md": "ray/test_manual.py",
+    "how-to/protect-production.md": "ray/test_manual.py",
+    "how-to/survive-preemption.md": "ray/test_manual.py",
+    "how-to/submit-jobs.md": "ray/test_manual.py",
+    "how-to/autoscaling.md": "ray/test_manual.py",
+    "how-to/upgrade.md": "ray/test_manual.py",
+    "how-to/index.md": "ray/test_manual.py",
+    "how-to/test-a-policy-in-ci.md": "cli/test_cli_simulate.py",
+    "how-to/why.md": "cli/test_cli_why.py",
+    "how-to/replay.md": "simulation/test_replay_command.py",
+    "how-to/kuberay.md": "test_kuberay.py",
+    "how-to/operations.md": "test_docs.py",
+}
+"""Which test runs the commands of a page. Those of operations.md and kuberay.md need clusters of other kinds, and are
+only read."""
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# (\w+\.py)\n")
+_NAME = re.compile(r"# ([\w./-]+\.(?:yaml|yml|py))\n")
 
 
 @dataclass(frozen=True)
@@ -53,16 +73,24 @@ def all_blocks(language: str) -> list[Block]:
 
 
 def write_files(page: Path, folder: Path) -> None:
-    """The YAML blocks of a page that begin with a comment like `# pools.yaml`, as files."""
-    for block in blocks(page, "yaml"):
-        name, _, rest = block.text.partition("\n")
-        if name.startswith("# ") and name.endswith(".yaml"):
-            file = folder / name.removeprefix("# ")
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(rest)
+    """The YAML and Python blocks of a page that begin with a comment like `# pools.yaml`, as files."""
+    for language in ("yaml", "python"):
+        for block in blocks(page, language):
+            named = _NAME.match(block.text)
+            if named:
+                file = folder / named[1]
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(block.text[named.end() :])
 
 
 def told_commands(page: Path) -> list[tuple[str, str]]:
     """Each command of a page's console blocks, in order, with what it is said to print; "" if nothing is said."""
-    parts = [part for block in blocks(page, "console") for part in block.text.split("$ ")[1:]]
-    return [(command, told) for command, _, told in (part.partition("\n") for part in parts)]
+    parts = [part for block in blocks(page, "console") for part in ("\n" + block.text).split("\n$ ")[1:]]
+    return [(command, told) for command, _, told in (_command(part) for part in parts)]
+
+
+def _command(part: str) -> tuple[str, str, str]:
+    """A command, which may go on behind a backslash, and what follows it."""
+    lines = part.split("\n")
+    last = next(number for number, line in enumerate(lines) if not line.endswith("\\"))
+    return "\n".join(lines[: last + 1]), "\n", "\n".join(lines[last + 1 :])

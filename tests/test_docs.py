@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import doctest
+import importlib.util
+import json
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import click
@@ -23,9 +27,9 @@ from raypool.server.record import KINDS
 from raypool.simulation import run, scenario, workload_report
 from raypool.spec import BrokerConfig, PolicySpec, PoolSpec, RequestSpec, ResourceSettings
 
-from .pages import PAGES, ROOT, Block, all_blocks
+from .pages import DOCS, PAGES, ROOT, RUN_BY, Block, all_blocks, blocks
 
-NAMED_IN = [ROOT / "docs" / "using.md", ROOT / "docs" / "pools.md"]
+NAMED_IN = [DOCS / "reference" / "using.md", DOCS / "reference" / "pools.md"]
 
 
 def ids(values: list[Any]) -> list[str]:
@@ -69,6 +73,55 @@ def test_scenarios_in_the_docs_come_out_as_written(block: Block) -> None:
 @each(all_blocks("python"), "block")
 def test_python_in_the_docs_compiles(block: Block) -> None:
     compile("\n" * (block.line - 1) + block.text, str(block.page), "exec", flags=0x2000)  # a bare `await` is meant
+
+
+CI_JOBS = [block for block in YAML if block.text.startswith(("# .github/", "# .gitlab-ci.yml"))]
+LANGUAGES = {"text", "console", "python", "pycon", "yaml", "json"}
+
+
+@each(CI_JOBS, "block")
+def test_the_jobs_for_a_ci_run_the_simulator_on_files_of_the_page(block: Block) -> None:
+    job = yaml.safe_load(block.text.replace("on:", "'on':"))
+    simulate = job["simulate"] if "simulate" in job else job["jobs"]["simulate"]
+    lines = simulate.get("script") or [step["run"] for step in simulate["steps"] if "run" in step]
+    (line,) = [one for one in lines if one.startswith("raypool simulate ")]
+    assert shlex.split(line)[2:4] == ["--pools", "pools.yaml"]
+    assert "# pools.yaml\n" in block.page.read_text(encoding="utf-8")
+
+
+def test_every_snippet_is_looked_at_by_a_test() -> None:
+    """A page cannot have code of a kind that nobody runs or reads."""
+    fences = [
+        (page.name, fence)
+        for page in PAGES
+        for fence in re.findall(r"^ *```(.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    ]
+    assert {language for _, language in fences if language} <= LANGUAGES, fences
+    read = {*(one.where for one in [*CONFIGS, *TIMELINES, *CI_JOBS])}
+    of_a_command = re.compile(r"# [\w./-]+\.yaml\n")  # written to a file that the commands of the page use
+    assert [one.where for one in YAML if one.where not in read and not of_a_command.match(one.text)] == []
+
+
+@each(all_blocks("json"), "block")
+def test_json_in_the_docs_is_json(block: Block) -> None:
+    json.loads(block.text)
+
+
+HOW_TO = [DOCS / "tutorial.md", *sorted((DOCS / "how-to").glob("*.md"))]
+
+
+@each(HOW_TO, "page")
+def test_the_commands_of_a_page_are_run_by_a_test(page: Path) -> None:
+    test = ROOT / "tests" / RUN_BY[str(page.relative_to(DOCS))]
+    text = test.read_text(encoding="utf-8")
+    assert page.name in text or "RUN_BY" in text, f"{test} does not name {page.name}"
+
+
+@each(HOW_TO, "page")
+def test_the_files_that_a_page_shows_are_used_by_its_commands(page: Path) -> None:
+    commands = " ".join(command for block in blocks(page, "console") for command in block.commands)
+    files = re.findall(r"^```\w+\n# ([\w/-]+\.(?:py|yaml))\n", page.read_text(), re.MULTILINE)
+    assert [name for name in files if name not in commands] == []
 
 
 def test_the_docs_have_pools_scenarios_and_programs() -> None:
@@ -133,7 +186,7 @@ def every_command(command: click.Command, path: str) -> Iterator[tuple[str, clic
 
 
 def test_every_command_and_option_is_in_the_page_of_the_commands() -> None:
-    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    page = (DOCS / "reference" / "cli.md").read_text(encoding="utf-8")
     parts = re.split(r"^### ", page, flags=re.MULTILINE)
     sections = {part.partition("\n")[0].strip("` "): part for part in parts}
     missing = []
@@ -146,6 +199,76 @@ def test_every_command_and_option_is_in_the_page_of_the_commands() -> None:
             if isinstance(option, click.Option) and "--address" not in option.opts:
                 missing += [f"{path} {name}" for name in option.opts if name.startswith("--") and name not in section]
     assert not missing
+
+
+# --- what the site makes from the code --------------------------------------------------------
+
+
+def module_of(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"docs_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+HOOKS = module_of(DOCS / "hooks.py")
+PICTURES = module_of(DOCS / "pictures" / "make.py").pictures()
+
+
+def test_the_pages_that_are_made_from_the_code_have_all_of_it() -> None:
+    reference = {page.stem: HOOKS.with_parts(page.read_text()) for page in DOCS.glob("reference/*.md")}
+    assert "made from the code:" not in "".join(reference.values())
+    for path, command in every_command(raypool_main, "raypool"):
+        part = reference["commands"].partition(f"## `{path}`\n")[2].partition("\n## ")[0]
+        told = {name for option in command.params if isinstance(option, click.Option) for name in option.opts}
+        assert part and {name for name in told if f"`{name}`" not in part} <= {"--address"}, path
+    for name in raypool.__all__:
+        page = "exceptions" if name in dir(raypool.errors) else "api"
+        assert name == "__version__" or f"## `{name}`\n" in reference[page], name
+    for spec in (ResourceSettings, PoolSpec, PolicySpec, RequestSpec, BrokerConfig):
+        part = reference["config"].partition(f"## `{spec.__name__}`\n")[2].partition("\n## ")[0]
+        assert [name for name in spec.model_fields if f"| `{name}` |" not in part] == []
+    assert "| `workers` | whole number | >= 1, <= 10,000 | `1` |" in reference["config"]
+    assert "| `-p`, `--priority` | `INTEGER` | required |" in reference["commands"]
+
+
+def test_links_lead_where_they_lead_in_the_repository() -> None:
+    mend = HOOKS.with_links
+    assert mend("[a](../../examples/gang.py)", "how-to/x.md") == "[a](../repository/examples/gang.py)"
+    assert mend("[a](../docs/how-to/why.md#b)", "index.md") == "[a](how-to/why.md#b)"
+    assert mend("[the `x` rule](docs/reference/pools.md)", "repository/README.md") == (
+        "[the `x` rule](../reference/pools.md)"
+    )
+    assert mend("[decisions](docs/decisions/)", "repository/README.md") == "decisions"
+    assert mend("see [tests/scenarios/](../../tests/scenarios/).", "reference/x.md") == "see tests/scenarios/."
+    assert mend("```text\n[a](../b.md)\n```", "index.md") == "```text\n[a](../b.md)\n```"
+    assert mend("[a](https://x.org/y) [b](#c)", "index.md") == "[a](https://x.org/y) [b](#c)"
+
+
+def test_every_variable_is_in_the_page_of_the_environment() -> None:
+    page = (DOCS / "reference" / "environment.md").read_text(encoding="utf-8")
+    source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+    named = set(re.findall(r"\bRAYPOOL_[A-Z_]+\b", source))
+    assert named and [name for name in sorted(named) if f"`{name}`" not in page] == []
+
+
+@each(list(PICTURES), "picture")
+def test_the_pictures_show_what_the_simulator_does_now(picture: Path) -> None:
+    made = PICTURES[picture]
+    assert picture.read_text(encoding="utf-8") == made, "run: python docs/pictures/make.py"
+    page = (DOCS / "explanation" / f"{picture.stem.partition('-')[0]}.md").read_text(encoding="utf-8")
+    assert f"](../pictures/{picture.name})" in page
+
+
+def test_every_picture_is_made_and_no_other_is_there() -> None:
+    assert sorted(PICTURES) == sorted((DOCS / "pictures").glob("*.svg"))
+
+
+def test_every_decision_is_listed() -> None:
+    listed = (DOCS / "explanation" / "index.md").read_text(encoding="utf-8")
+    assert [one.name for one in (DOCS / "decisions").glob("*.md") if f"/{one.name})" not in listed] == []
 
 
 # --- links and names --------------------------------------------------------------------------
@@ -195,18 +318,18 @@ def all_reasons(kind: type[Reason]) -> Iterator[type[Reason]]:
 
 
 def test_every_reason_is_in_the_table_of_reasons() -> None:
-    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    page = (DOCS / "how-to" / "operations.md").read_text(encoding="utf-8")
     assert [kind.rule for kind in all_reasons(Reason) if f"`{kind.rule}`" not in page] == []
 
 
 def test_the_table_of_kinds_is_what_the_broker_records() -> None:
-    page = (ROOT / "docs" / "events.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "events.md").read_text(encoding="utf-8")
     table = page.partition("## Kinds")[2].partition("\n## ")[0]
     assert dict(re.findall(r"^\| `([a-z-]+)` \| (.+) \|$", table, flags=re.MULTILINE)) == KINDS
 
 
 def test_every_field_of_a_record_and_column_of_the_report_is_explained() -> None:
-    page = (ROOT / "docs" / "events.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "events.md").read_text(encoding="utf-8")
     fields, columns = page.partition("## Fields")[2].partition("\n## ")[0], page.partition("## The report")[2]
     assert [one.name for one in dataclasses.fields(raypool.EventView) if f"`{one.name}`" not in fields] == []
     names = [one.name for one in dataclasses.fields(raypool.ReportRowView)]
@@ -224,7 +347,7 @@ def test_the_project_stands_alone() -> None:
     assert [str(file) for file in files if file.is_file() and outside.search(file.read_bytes())] == []
 
 
-PROMISED = re.findall(r"`(tests/[^`]+)::(\w+)`", (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8"))
+PROMISED = re.findall(r"`(tests/[^`]+)::(\w+)`", (DOCS / "explanation" / "guarantees.md").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(("file", "name"), PROMISED, ids=[name for _, name in PROMISED])

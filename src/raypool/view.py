@@ -477,7 +477,7 @@ class BrokerView(View):
 
 @dataclass(frozen=True)
 class EventView(View):
-    """A record: one decision, or one change that somebody made. docs/events.md lists the kinds.
+    """A record: one decision, or one change that somebody made. docs/reference/events.md lists the kinds.
 
     event: the number of the event that it followed from; index: its place among the records of that event. request,
     number, component, component_type, pool: whom and what it is about, as far as it is about one. by: who took,

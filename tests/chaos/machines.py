@@ -33,7 +33,7 @@ SETTINGS = {
 }
 
 NURSE_SECONDS = 1.0
-"""How often it is looked whether the GCS has ended by itself: Ray has bugs of its own (docs/ray-facts.md)."""
+"""How often it is looked whether the GCS has ended by itself: Ray has bugs (docs/explanation/ray-facts.md)."""
 
 SHAKY = 2
 """Nodes that may be killed."""

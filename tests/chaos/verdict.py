@@ -282,7 +282,7 @@ def _figures(final: Audit, world: World) -> list[str]:
         if group_id not in world.groups and not set(one.nodes) & world.nodes_lost:
             faults.append(f"{one.id} is {one.status.value} in placement group {group_id}, which Ray does not have")
     held = sum(world.gpus_of.get(group_id, 0.0) for group_id in world.groups)
-    # What Ray itself leaks (docs/ray-facts.md) is no fault of the broker's if he says so, and says how much.
+    # What Ray itself leaks (docs/explanation/ray-facts.md) is no fault of the broker's if he says it, and how much.
     told = bool(world.phantom_gpus) and held + world.phantom_gpus == world.gpus_taken
     if not told:
         for group_id in sorted(world.groups_on_nodes - set(world.groups)):

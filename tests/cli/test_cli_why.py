@@ -1,4 +1,4 @@
-"""`raypool why`, `raypool submit --dry-run`: as on the page docs/why.md, whose outputs are those of this test."""
+"""`raypool why`, `raypool submit --dry-run`: as on docs/how-to/why.md, whose outputs are those of this test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from conftest import Cli
 from raypool.spec import BrokerConfig
 from tests.pages import ROOT, blocks
 
-PAGE = ROOT / "docs" / "why.md"
+PAGE = ROOT / "docs" / "how-to" / "why.md"
 
 ASKED = [
     {"id": "sweep", "component": "sandbox", "resources": {"gpu_count": 4}},
@@ -65,7 +65,7 @@ def printed(shared: Cli) -> list[tuple[str, str]]:
 def test_the_page_shows_what_is_printed(shared: Cli) -> None:
     assert len(written()) >= 8
     for (command, output), (_, now) in zip(written(), printed(shared), strict=True):
-        assert output == now, f"docs/why.md: `raypool {command}` prints now:\n{now}"
+        assert output == now, f"docs/how-to/why.md: `raypool {command}` prints now:\n{now}"
 
 
 def test_the_two_commands_are_one(shared: Cli) -> None:

@@ -1,6 +1,6 @@
 """The core against the rules: every scenario, and thousands of random histories beside a plain oracle.
 
-`plain_rules` is a second, slow, independent writing-down of docs/semantics.md. RAYPOOL_HISTORIES says
+`plain_rules` is a second, slow, independent writing-down of docs/reference/semantics.md. RAYPOOL_HISTORIES says
 how many histories are played (default 10; `make test` plays more).
 """
 

@@ -6,7 +6,7 @@ from raypool.monitoring import metrics as m
 
 from ..pages import ROOT
 
-PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
 
 
 def test_the_manual_has_every_metric_as_it_is() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -29,10 +30,16 @@ ENVIRONMENT = {
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with local_cluster(tmp_path_factory.mktemp("local_cluster")) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def local_cluster(directory: Path, *options: str) -> Iterator[dict[str, str]]:
     """What a user has in the second terminal: the exports that local_cluster.py printed."""
-    log = tmp_path_factory.mktemp("local_cluster") / "log"
+    log = directory / "log"
     with log.open("wb") as out:
-        command = [sys.executable, str(EXAMPLES / "local_cluster.py")]
+        command = [sys.executable, str(EXAMPLES / "local_cluster.py"), *options]
         process = subprocess.Popen(command, stdout=out, stderr=out, env=ENVIRONMENT)
     try:
         exports = _wait_for_exports(process, log)
@@ -97,6 +104,32 @@ def test_work_that_survives_preemption_goes_on_from_its_checkpoint(environment: 
     assert in_order(output, "finished all 60 steps", "preempted", "takes back what is reserved", "released")
 
 
+def test_training_that_was_preempted_comes_out_as_if_it_had_not_been(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    program = [sys.executable, "examples/train_with_checkpoints.py", "--component", "sandbox", "--epochs", "40"]
+    undisturbed = run(environment, *program, "--checkpoint", str(tmp_path / "a.json"), "--seconds-per-epoch", "0")
+    disturb = f"""
+import subprocess, time, raypool
+client = raypool.connect()
+command = {[*program, "--checkpoint", str(tmp_path / "b.json"), "--seconds-per-epoch", "0.3"]!r}
+process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+def runs():
+    return [one for one in client.requests(component="sandbox", status="allocated")]
+while not runs():
+    time.sleep(0.1)
+with raypool.lease({{"gpu_count": 3}}, component="production", workers=2):
+    with raypool.lease({{"gpu_count": 1}}, component="team-ml", workers=4):
+        assert not runs()
+print(process.communicate()[0])
+"""
+    output = run(environment, sys.executable, "-c", disturb)
+    assert len(re.findall(r"run \d began at epoch \d+", undisturbed)) == 1
+    assert in_order(output, "run 1 began at epoch 0", "run 2 began at epoch ", "finished: "), output
+    assert re.findall(r"finished: .*", output) == re.findall(r"finished: .*", undisturbed)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_gang_has_each_worker_on_a_node_of_its_own(environment: dict[str, str]) -> None:
     output = run(environment, sys.executable, "examples/gang.py")
     workers = re.findall(r"rank (\d) of 3 on node (\w{8}), GPUs \[0, 1\]", output)
@@ -116,10 +149,11 @@ def test_a_submitted_pipeline_runs_each_step_in_the_pools_of_its_team(environmen
     assert re.search(r"published: weight (3\.0|2\.9)\d, error 0\.0", output), output
 
 
-@pytest.mark.parametrize("example", ["two_teams", "survive_preemption", "gang", "pipeline"])
+@pytest.mark.parametrize("example", ["two_teams", "survive_preemption", "train_with_checkpoints", "gang", "pipeline"])
 def test_without_a_cluster_an_example_says_how_to_get_one(example: str) -> None:
     nowhere = {**ENVIRONMENT, "RAY_ADDRESS": "127.0.0.1:1"}
-    command = [sys.executable, f"examples/{example}.py"]
+    more = ["--component", "sandbox", "--checkpoint", "state.json"] if example == "train_with_checkpoints" else []
+    command = [sys.executable, f"examples/{example}.py", *more]
     done = subprocess.run(command, cwd=TOP, env=nowhere, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1, done.stdout
     assert "python examples/local_cluster.py" in done.stderr

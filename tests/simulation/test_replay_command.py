@@ -87,7 +87,7 @@ def test_a_page_that_cannot_be_written_is_an_error(here: Path) -> None:
 
 # --- the manual -------------------------------------------------------------------------------
 
-PAGE = ROOT / "docs" / "replay.md"
+PAGE = ROOT / "docs" / "how-to" / "replay.md"
 
 
 def test_the_worked_example_prints_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

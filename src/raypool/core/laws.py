@@ -61,7 +61,7 @@ def _quotas_hold(pool: Pool) -> None:
 def _reserve_is_guaranteed(pool: Pool) -> None:
     """Law 4: nobody who is inside his reserve is blocked.
 
-    The rules leave one gap (docs/semantics.md, section 7): there are victims for him, but once they
+    The rules leave one gap (docs/reference/semantics.md, section 7): there are victims for him, but once they
     have left, somebody of a victim's team comes inside his own reserve, goes first, and takes the room.
     The look-ahead then forbids the eviction. Room that Ray does not give back is excused, as what was
     lowered is.

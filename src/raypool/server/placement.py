@@ -1,6 +1,6 @@
 """Makes placement groups for grants and takes them away again, and tells the broker what became of it.
 
-Three rules, each because of what Ray does (docs/ray-facts.md):
+Three rules, each because of what Ray does (docs/explanation/ray-facts.md):
     - A group is created only when Ray's view of free resources can hold it: a group that has to wait
       in Ray's own queue is tried again only once a second, out of order.
     - A group is removed only after it was CREATED: Ray leaks the bundles of one that never was.
