@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         DryRunView,
         ExplanationView,
         FrontView,
+        PageView,
         PolicyView,
         PoolView,
         PreviewView,
@@ -78,6 +79,7 @@ _HOME = {
         "DryRunView",
         "ExplanationView",
         "FrontView",
+        "PageView",
         "PolicyView",
         "PoolView",
         "PreviewView",
@@ -98,7 +100,7 @@ __all__ = [
     "remote", "lease", "Lease", "current_lease", "PreemptionNotice",
     # what people see
     "BrokerView", "PoolView", "PolicyView", "RequestView", "ExplanationView", "WaitView", "DryRunView",
-    "SubmissionView", "PreviewView", "ConsequenceView", "VersionView", "FrontView",
+    "SubmissionView", "PageView", "PreviewView", "ConsequenceView", "VersionView", "FrontView",
     # policies tested like code
     "simulate", "SimulationReport",
     # errors

@@ -162,6 +162,9 @@ RIGHT = {
     "reason": st.just("because"),
     "seen": st.sampled_from([-1, 0, 5]),
     "timeout_seconds": st.sampled_from([0, 0.5, 2]),
+    "kind": st.sampled_from(["waiting", "running", "ended"]),
+    "skip": st.sampled_from([0, 1]),
+    "count": st.sampled_from([1, 50]),
     "ended": st.booleans(),
     "explain": st.booleans(),
     "clean": st.booleans(),
@@ -272,7 +275,7 @@ USUAL = {
     "request_id": "a", "group_id": "0001", "actor_id": actor_id("a"),
     "job": None, "holder": "h1", "token": [], "name": "p", "pool": "p", "component": "red",
     "component_type": "team", "first": 1, "status": None, "reason": "because", "seen": 2**40,
-    "timeout_seconds": 0, "explain": True, "ended": True, "clean": True,
+    "timeout_seconds": 0, "explain": True, "ended": True, "clean": True, "kind": "ended", "skip": 0, "count": 1,
     "discard_journal": False,
 }  # fmt: skip
 
