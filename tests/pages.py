@@ -24,6 +24,7 @@ RUN_BY = {
     "how-to/replay.md": "simulation/test_replay_command.py",
     "how-to/kuberay.md": "test_kuberay.py",
     "how-to/operations.md": "test_docs.py",
+    "how-to/dashboard.md": "cli/test_cli_dashboard.py",
 }
 """Which test runs the commands of a page. Those of operations.md and kuberay.md need clusters of other kinds, and are
 only read."""

@@ -21,7 +21,8 @@ MAY_IMPORT = {
     "simulation": {"simulation", "core", "view", "spec", "errors"},
     "server": {"server", "core", "monitoring", "view", "spec", "errors", "version"},
     "client": {"client", "view", "spec", "errors"},
-    "cli": {"cli", "client", "simulation", "monitoring", "view", "spec", "errors", "version"},
+    "dashboard": {"dashboard", "client", "view", "errors", "version"},
+    "cli": {"cli", "client", "dashboard", "simulation", "monitoring", "view", "spec", "errors", "version"},
     "__main__": {"cli"},
 }
 RAY = {"server", "client", "cli"}

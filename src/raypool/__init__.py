@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         EventView,
         ExplanationView,
         FrontView,
+        PageView,
         PolicyView,
         PoolView,
         PreviewView,
@@ -83,6 +84,7 @@ _HOME = {
         "EventView",
         "ExplanationView",
         "FrontView",
+        "PageView",
         "PolicyView",
         "PoolView",
         "PreviewView",
@@ -106,8 +108,8 @@ __all__ = [
     "remote", "lease", "Lease", "current_lease", "PreemptionNotice",
     # what people see
     "BrokerView", "PoolView", "PolicyView", "RequestView", "ExplanationView", "WaitView", "DryRunView",
-    "SubmissionView", "PreviewView", "ConsequenceView", "VersionView", "FrontView", "EventView", "UsageView",
-    "ReportView", "ReportRowView",
+    "SubmissionView", "PageView", "PreviewView", "ConsequenceView", "VersionView", "FrontView", "EventView",
+    "UsageView", "ReportView", "ReportRowView",
     # policies tested like code
     "simulate", "SimulationReport",
     # errors

@@ -259,6 +259,22 @@ class ExplanationView(View):
 
 
 @dataclass(frozen=True)
+class PageView(View):
+    """Some of many requests. in_all: how many there are; first: how many of those come before these."""
+
+    requests: list[RequestView]
+    in_all: int
+    first: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**vars(self), "requests": [one.as_dict() for one in self.requests]}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> PageView:
+        return super().from_dict({**data, "requests": [RequestView.from_dict(one) for one in data["requests"]]})
+
+
+@dataclass(frozen=True)
 class DryRunView(View):
     """What would come of a request if it were submitted now.
 

@@ -389,3 +389,16 @@ def test_a_look_that_comes_later_knows_that_what_runs_has_got_older():
 def test_buckets_ascend_and_hold_what_they_say():
     assert list(BOUNDS) == sorted(BOUNDS)
     assert [bucket_of(seconds) for seconds in (0.0, BOUNDS[0], BOUNDS[-1])] == [0, 1, len(BOUNDS)]
+
+
+def test_who_has_to_leave_by_the_hundred_in_one_instant_is_asked_again_in_the_look_ahead():
+    """More than a copy remembers of those that have ended."""
+    story = Story([pool(gpu=300, grace_seconds=60.0)], [policy("low"), policy("high", priority=9)], INSTANT)
+    for number in range(300):
+        story.submit(f"low{number}", "low", gpu=1, max_duration_seconds=100.0)
+    story.submit("high", "high", gpu=300, max_duration_seconds=100.0)
+    assert story.status("low299") == "preempting"
+    forecast = Forecast(story.broker)
+    for _ in forecast.steps():
+        pass
+    assert forecast.expected["high"].p50 is not None

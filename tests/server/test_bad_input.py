@@ -168,6 +168,9 @@ RIGHT = {
     "kind": st.sampled_from(["granted", "pool-changed"]),
     "since_seconds": st.sampled_from([1, 3600, 10**7]),
     "step_seconds": st.sampled_from([0.1, 60, 10**7]),
+    "which": st.sampled_from(["waiting", "running", "ended"]),
+    "skip": st.sampled_from([0, 1]),
+    "count": st.sampled_from([1, 50]),
     "ended": st.booleans(),
     "explain": st.booleans(),
     "clean": st.booleans(),
@@ -280,6 +283,7 @@ USUAL = {
     "component_type": "team", "first": 1, "status": None, "reason": "because", "seen": 2**40,
     "timeout_seconds": 0, "explain": True, "ended": True, "clean": True,
     "discard_journal": False, "since": 0, "after": 0, "limit": 10, "kind": "granted",
+    "which": "ended", "skip": 0, "count": 1,
     "since_seconds": 60, "step_seconds": 60,
 }  # fmt: skip
 

@@ -10,6 +10,7 @@ import click
 
 from raypool.cli import connection, output
 from raypool.cli.changes import Change, by_kind, changes_of
+from raypool.cli.dashboard import HOST, PORT
 from raypool.cli.pool import print_figures, warn
 from raypool.errors import Refused, SpecError
 
@@ -40,6 +41,7 @@ def start(file: IO[bytes] | None, journal: str | None) -> None:
     warn([*filter(None, [view.degraded]), *view.warnings])
     pools = ", ".join(pool.name for pool in view.pools) or "none"
     click.echo(f"the broker runs (raypool {view.version}, up {_uptime(view)}); pools: {pools}")
+    click.echo(f"`raypool dashboard` shows who holds what and who waits, at http://{HOST}:{PORT}")
 
 
 @click.command()

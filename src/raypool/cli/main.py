@@ -28,6 +28,7 @@ _MODULE_OF = {
     "export": "config",
     "history": "config",
     "rollback": "config",
+    "dashboard": "dashboard",
     "pool": "pool",
     "request": "request",
     "why": "request",

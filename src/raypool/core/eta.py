@@ -182,6 +182,7 @@ class _Future:
         self.started: dict[str, float] = {}
         self.looked_until = broker.now
         self._left = dict.fromkeys(asked)
+        self._holding: dict[str, Request] = {}  # the broker may forget who ends as soon as he does
         self._again = again
         self._due: list[tuple[float, int, ev.Event]] = []
         self._pushed = 0
@@ -196,6 +197,8 @@ class _Future:
             allocation = request.allocation
             if allocation is None or allocation.gone or allocation.phantom:
                 continue
+            if request.status is not None and request.status.running:
+                self._holding[request.id] = request
             if allocation is not request.current:
                 self._push(now, ev.PlacementRemoved(request.id, allocation.attempt))
             elif not allocation.placed:
@@ -270,11 +273,13 @@ class _Future:
             if one.to is Status.ALLOCATED and one.request in broker.requests:
                 self.started.setdefault(one.request, broker.now)
                 self._left.pop(one.request, None)
+                self._holding[one.request] = broker.requests[one.request]
                 self._ends(broker.requests[one.request], 0.0)
             elif one.to.terminal:
                 self._left.pop(one.request, None)
-                if one.to is Status.PREEMPTED and self._again:
-                    self._asked_again(broker.requests[one.request])
+                held = self._holding.pop(one.request, None)
+                if one.to is Status.PREEMPTED and self._again and held is not None:
+                    self._asked_again(held)
 
     def _asked_again(self, request: Request) -> None:
         spec = request.spec.model_copy(update={"id": f"{AGAIN}{self._pushed}"})

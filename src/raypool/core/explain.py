@@ -68,6 +68,7 @@ class Explanation:
         self.outcome = walk(pool, pool.queue, self.figures, passed=self._note)
         self._numbers: dict[tuple[int, int], tuple[int, list[int]]] = {}
         self._first: list[Request] = []
+        self._all: list[Request] = []
 
     def _note(self, group: Group, verdict: str, request: Request) -> None:
         if verdict == "elsewhere":
@@ -91,6 +92,17 @@ class Explanation:
             for member in group.members.islice(0, count)
         ]
         return [one[3] for one in heapq.nsmallest(count, members, key=lambda one: one[:3])]
+
+    def in_line(self) -> list[Request]:
+        """Who waits here, in the order of `position`."""
+        if not self._all:
+            members = [
+                (*_class_of(group), member.number, member)
+                for group in self.pool.queue.groups.values()
+                for member in group.members
+            ]
+            self._all = [one[3] for one in sorted(members, key=lambda one: one[:3])]
+        return self._all
 
     def ahead_of(self, request: Request) -> list[Request]:
         """Who stands before it in line, the first `AHEAD_NAMED` of them."""

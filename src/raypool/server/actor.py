@@ -48,6 +48,7 @@ from raypool.server.explanation import view_dry_run, view_explanation, view_know
 from raypool.server.journal import Journal
 from raypool.server.metrics import Metrics
 from raypool.server.owners import Owners
+from raypool.server.pages import page_of, view_page
 from raypool.server.placement import Placement, Placements, answered
 from raypool.server.spare import Spare
 from raypool.server.stores import RAY, Saved, Store, StoreTaken, StoreUnusable, store_at
@@ -580,6 +581,18 @@ class PoolBroker:
             and (pool is None or pool in _pools_of(request))
             and (ended or not (request.status is not None and request.status.terminal))
         ]
+
+    async def page(
+        self, which: str, pool: str | None = None, component: str | None = None, skip: int = 0, count: int = 50
+    ) -> dict[str, Any]:
+        """Some of who waits, runs or has ended: see server/pages.py. When they will start is told as it is known:
+        nobody waits for a look ahead."""
+        chosen, in_all = page_of(self.broker, which, pool, component, skip, count)
+        ids = [request.id for request in chosen if request.waiting]
+        if ids:
+            self._etas.look_beside(ids)
+        starts = self._from_now(self._etas.known(ids))
+        return view_page(self.broker, chosen, in_all, skip, starts).as_dict()
 
     async def pool(self, name: str) -> dict[str, Any]:
         return view_pool(self._pool(name)).as_dict()

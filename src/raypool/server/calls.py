@@ -35,6 +35,9 @@ CONFIG_CHARACTERS = 4_000_000
 MANY = 10_000
 """So many requests one call may submit. The client sends fewer: nobody else is answered meanwhile."""
 
+MOST_OF_A_PAGE = 500
+"""So many requests one page may have."""
+
 GROUP_NAME_CHARACTERS = 512
 """Of a placement group, which holds the names of a pool, a component and a request; a question may name one."""
 
@@ -109,6 +112,9 @@ WORDS: Mapping[str, Any] = {
     "first": Annotated[int, Field(ge=1, le=1000)],
     "status": Literal[tuple(status.value for status in Status)],
     "reason": Annotated[str, Field(max_length=REASON_CHARACTERS)],
+    "which": Literal["waiting", "running", "ended"],
+    "skip": Annotated[int, Field(ge=0, le=2**53)],
+    "count": Annotated[int, Field(ge=1, le=MOST_OF_A_PAGE)],
     "seen": Annotated[int, Field(ge=-1, le=2**53)],
     "timeout_seconds": Seconds,
     "since": Annotated[float, Field(ge=0, le=2**40)],

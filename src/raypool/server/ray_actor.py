@@ -14,7 +14,7 @@ CALLS = (
     "history", "config_of", "preview_rollback", "rollback",
     "acquire", "submit", "submit_many", "dry_run", "watch", "release", "cancel", "forget", "attach_actor",
     "hold", "here", "bye",
-    "describe", "why", "requests", "pool", "front", "overview", "request_of_group", "end_all", "journal",
+    "describe", "why", "requests", "page", "pool", "front", "overview", "request_of_group", "end_all", "journal",
     "events", "next_events", "usage", "report",
 )  # fmt: skip
 """The calls of `PoolBroker`, which say what they take and return."""

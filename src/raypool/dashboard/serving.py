@@ -1,0 +1,50 @@
+"""Runs the dashboard's server in this process until it is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+
+from aiohttp import web
+
+from raypool.client.client import Client
+from raypool.dashboard.guards import Guard
+from raypool.dashboard.server import Dashboard
+from raypool.errors import Refused
+
+LEAVE_SECONDS = 1.0
+"""Open pages are told that it ends for so long."""
+
+
+def serve(
+    connect: Callable[[], Client], guard: Guard, port: int, ready: Callable[[str], None], by: str = "dashboard"
+) -> None:
+    """Returns after SIGINT or SIGTERM. ready: called with the page's address once it is there. Raises Refused where
+    it cannot listen, and a bug of ours that it stumbles over."""
+    asyncio.run(_serve(Dashboard(connect, guard, by), guard.host, port, ready))
+
+
+async def _serve(dashboard: Dashboard, host: str, port: int, ready: Callable[[str], None]) -> None:
+    over = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, over.set)
+    runner = web.AppRunner(dashboard.application(), access_log=None, shutdown_timeout=LEAVE_SECONDS)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise Refused(f"cannot listen on {host} port {port}: {error.strerror}; give another --port") from None
+        ready(f"http://{_named(host)}:{runner.addresses[0][1]}")
+        told = asyncio.create_task(over.wait())
+        await asyncio.wait({told, dashboard.asking}, return_when=asyncio.FIRST_COMPLETED)
+        if not told.done():
+            dashboard.asking.result()  # raises what ended it
+    finally:
+        await runner.cleanup()
+
+
+def _named(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
