@@ -32,6 +32,7 @@ class Terminal:
             env = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(SRC), **variables}
             for name in ("COLUMNS", "LINES", *(["NO_COLOR"] if "NO_COLOR" not in variables else [])):
                 env.pop(name, None)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # who runs the tests in the background ignores it
             os.execve(sys.executable, [sys.executable, "-c", program, *words], env)
         self.resize(columns, lines)
         self.before = termios.tcgetattr(self.fd)
