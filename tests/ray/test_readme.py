@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -43,24 +44,29 @@ RAYPOOL = "from raypool.cli.main import main; main()"
 
 @pytest.fixture
 def runs(cluster: Cluster, directory: Path) -> Iterator[Runs]:
-    """Runs Python as a driver of the cluster and returns what it printed; the broker is stopped after."""
+    """Runs Python as a driver of the cluster and returns what it printed; the broker is stopped after. serves: it
+    goes on until it is told to end, which it is after its first line."""
 
-    def run(*arguments: str, **variables: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            cwd=directory,
-            env={
-                **os.environ,
-                "RAY_ADDRESS": cluster.address,
-                "PYTHONPATH": str(SRC),
-                "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-                "TMPDIR": str(directory),
-                **variables,
-            },
-            capture_output=True,
-            text=True,
-            timeout=170,
-        )
+    def run(*arguments: str, serves: bool = False, **variables: str) -> str:
+        command = [sys.executable, *arguments]
+        environment = {
+            **os.environ,
+            "RAY_ADDRESS": cluster.address,
+            "PYTHONPATH": str(SRC),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "TMPDIR": str(directory),
+            **variables,
+        }
+        if serves:
+            with subprocess.Popen(
+                command, cwd=directory, env=environment, stdout=subprocess.PIPE, text=True
+            ) as process:
+                assert process.stdout is not None
+                line = process.stdout.readline()
+                process.send_signal(signal.SIGINT)
+                assert process.wait(60) == 0
+                return line
+        done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=170)
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-6000:]}"
         return done.stdout
 
@@ -112,8 +118,9 @@ def test_the_commands_of_the_readme_work(runs: Runs, directory: Path) -> None:
                 waiting = [client.submit(component="sandbox", resources=FOUR_GPUS).id for _ in range(3)][-1]
             if line.startswith("raypool "):
                 words = shlex.split(line.replace(" ID", f" {waiting[:12]}"))[1:]
-                printed[" ".join(words[:2])] = runs("-c", RAYPOOL, *words)
+                printed[" ".join(words[:2])] = runs("-c", RAYPOOL, *words, serves=words[0] == "dashboard")
     assert "gpus" in printed["start -f"]
+    assert "http://127.0.0.1:8266" in printed["dashboard"]
     assert "nobody waits" in printed["top --once"]
     assert waiting in printed["request list"]
     assert "over the limit of 'sandbox'" in printed["request why"]
