@@ -508,6 +508,12 @@ class PoolBroker:
         """In how many seconds those of them that wait will start, as far as it is known."""
         return self._from_now(await self._etas.of(ids, at_once))
 
+    def _starts_as_known(self, ids: list[str]) -> dict[str, Eta]:
+        """The same without waiting for it; what is not known is looked for meanwhile."""
+        if ids:
+            self._etas.look_beside(ids)
+        return self._from_now(self._etas.known(ids))
+
     def _from_now(self, starts: Mapping[str, Expected]) -> dict[str, Eta]:
         return {id: one.seconds_from(self._now()) for id, one in starts.items()}
 
@@ -588,10 +594,7 @@ class PoolBroker:
         """Some of who waits, runs or has ended: see server/pages.py. When they will start is told as it is known:
         nobody waits for a look ahead."""
         chosen, in_all = page_of(self.broker, which, pool, component, skip, count)
-        ids = [request.id for request in chosen if request.waiting]
-        if ids:
-            self._etas.look_beside(ids)
-        starts = self._from_now(self._etas.known(ids))
+        starts = self._starts_as_known([request.id for request in chosen if request.waiting])
         return view_page(self.broker, chosen, in_all, skip, starts).as_dict()
 
     async def pool(self, name: str) -> dict[str, Any]:
@@ -608,9 +611,8 @@ class PoolBroker:
         """A pool, and the first so many of those that wait and run in it: what a screen shows that asks again and
         again. When they are expected to start is told as far as it is known."""
         pool = self._pool(name)
-        waiting = [request.id for request in explanation_of(pool).first(first)]
-        self._etas.look_beside(waiting)
-        return view_front(pool, self.broker, first, self._from_now(self._etas.known(waiting))).as_dict()
+        starts = self._starts_as_known([request.id for request in explanation_of(pool).first(first)])
+        return view_front(pool, self.broker, first, starts).as_dict()
 
     async def overview(self) -> dict[str, Any]:
         """The broker as a whole."""
