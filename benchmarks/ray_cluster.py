@@ -22,15 +22,20 @@ STORE_BYTES = 80 * 1024 * 1024
 DEFAULT_MS, TUNED_MS = 100, 10
 
 POOLS: dict[str, Any] = {
-    "pools": [{"name": "gpus", "capacity": {"gpu": NODES * GPUS}}, {"name": "cpus", "capacity": {"mcpu": 1_000}}],
+    "pools": [
+        {"name": "gpus", "capacity": {"gpu": NODES * GPUS}},
+        {"name": "cpus", "capacity": {"mcpu": 16_000}},
+        {"name": "one-cpu", "capacity": {"mcpu": 1_000}},
+    ],
     "policies": [
         {"pool": "gpus", "component": "red", "priority": 1},
         {"pool": "gpus", "component": "blue", "priority": 1},
         {"pool": "gpus", "component": "urgent", "priority": 9},
         {"pool": "cpus", "component": "tasks", "priority": 1},
+        {"pool": "one-cpu", "component": "line", "priority": 1},
     ],
 }
-"""One task of the component `tasks` has room at a time."""
+"""One task of the component `line` has room at a time."""
 
 
 LOGGER = logging.getLogger("raypool")

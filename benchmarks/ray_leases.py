@@ -81,11 +81,43 @@ def one_by_one(task: Any, rounds: int) -> list[float]:
     return taken
 
 
+class Relay:
+    """What runs a decorated task, without a pool: an async actor that waits for the task and passes its result on."""
+
+    async def run(self, function: list[Any], group: Any) -> None:
+        """In that group, or in one that it makes and removes."""
+        from ray.util.placement_group import placement_group, remove_placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        made = None if group is not None else placement_group([{"CPU": 1}])
+        if made is not None:
+            await made.ready()
+        strategy = PlacementGroupSchedulingStrategy(group or made)
+        task = await function[0]
+        await task.options(num_cpus=1, max_retries=0, scheduling_strategy=strategy).remote()
+        if made is not None:
+            remove_placement_group(made)
+
+
+def through_an_actor(group: Any, rounds: int) -> list[float]:
+    import ray
+
+    relay, function = ray.remote(Relay).options(num_cpus=0).remote(), ray.put(ray.remote(nothing))
+    taken = []
+    for _ in range(5 + rounds):
+        began = time.perf_counter()
+        ray.get(relay.run.remote([function], group))
+        taken.append(time.perf_counter() - began)
+    ray.kill(relay)
+    return taken[5:]
+
+
 def tasks(settings: Settings, report_ms: int) -> Iterator[Row]:
-    """A decorated task of 1 CPU that does nothing, from `.remote()` to its result. One by one: each has a new
-    placement group. In line: 50 are asked for at once in a pool with room for one, so that each waits for the one
-    before; the time of all, for each. Wall-clock time. Reference: the same task in a placement group that is there,
-    one by one."""
+    """A decorated task of 1 CPU that does nothing, from `.remote()` to its result. One by one where there is room:
+    each has a new placement group. In line: 50 are asked for at once in a pool with room for one, so that each waits
+    for the one before; the time of all, for each. Wall-clock time. Reference: the same task in a placement group that
+    is there, one by one. Through an actor: what Ray takes when an actor runs the task, as one must where the call
+    returns before there is a group: in a group that it makes and removes, and in one that is there."""
     new_broker(report_ms)
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
@@ -100,8 +132,12 @@ def tasks(settings: Settings, report_ms: int) -> Iterator[Row]:
     bare_task = ray.remote(nothing).options(num_cpus=1, max_retries=0, scheduling_strategy=strategy)
     one_by_one(bare_task, 10)
     bare = one_by_one(bare_task, rounds)
+    relayed = through_an_actor(group, rounds)
     remove_placement_group(group)
+    relayed_new = through_an_actor(None, rounds)
+    time.sleep(1.5)  # Ray is done with the last of them
     decorated = raypool.remote(component="tasks", resources=raypool.ResourceSettings(cpu_count=1))(nothing)
+    in_line = decorated.options(component="line")
     one_by_one(decorated, 5)
     new = one_by_one(decorated, rounds)
     name, p50, against = name_of(report_ms), percentile(bare, 50) * 1e3, "in a ready group"
@@ -109,10 +145,14 @@ def tasks(settings: Settings, report_ms: int) -> Iterator[Row]:
     yield row(f"{name}: decorated task, new group, p50", percentile(new, 50) * 1e3, "ms", bar, p50, against)
     p99 = percentile(bare, 99) * 1e3
     yield row(f"{name}: decorated task, new group, p99", percentile(new, 99) * 1e3, "ms", None, p99, against)
+    for kind, relays in (("new", relayed_new), ("ready", relayed)):
+        for percent in (50, 99):
+            label = f"{name}: bare task through an actor, {kind} group, p{percent}"
+            yield row(label, percentile(relays, percent) * 1e3, "ms", None, percentile(bare, percent) * 1e3, against)
     line = settings.size(50, 5)
-    ray.get([decorated.remote() for _ in range(5)])
+    ray.get([in_line.remote() for _ in range(5)])
     began = time.perf_counter()
-    ray.get([decorated.remote() for _ in range(line)])
+    ray.get([in_line.remote() for _ in range(line)])
     each = (time.perf_counter() - began) / line * 1e3
     yield row(f"{name}: decorated task, in line, each", each, "ms", ratio_at_most(3), p50, against)
 

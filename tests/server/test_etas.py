@@ -189,6 +189,25 @@ def test_who_waits_has_his_log_in_time_and_is_told_when_it_starts_as_soon_as_it_
     run(story)
 
 
+@pytest.mark.parametrize(
+    ("until_its_grant", "patience", "looked"), [(0.9, 5.0, False), (1.1, 5.0, True), (0.4, 0.6, True)]
+)
+def test_nobody_looks_ahead_for_who_has_his_grant_soon(slow, until_its_grant, patience, looked):
+    async def story():
+        async with World() as world:
+            await world.run("runs", gpu=8)
+            asked = {"id": "asked", "component": "red", "resources": {"gpu_count": 8}}
+            asking = asyncio.ensure_future(world.actor.acquire(asked, None, None, patience, explain=True))
+            await world.pass_seconds(until_its_grant)
+            assert bool(slow) == looked
+            await world.actor.release("runs")
+            await world.pass_seconds(3)
+            assert bool(slow) == looked
+            assert (await asking)["request"]["status"] == "allocated"
+
+    run(story)
+
+
 def test_a_look_that_nobody_waits_for_leaves_most_of_the_time_to_others(slow):
     async def story():
         async with World() as world:

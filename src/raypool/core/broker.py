@@ -595,10 +595,11 @@ class Broker:
 
     def _asks_for_the_same(self, heir: Request, former: Request, pool: Pool) -> bool:
         """The group that would be made for him is the group that is there."""
-        return (
+        one, other = heir.ask.spec, former.ask.spec
+        return heir.ask is former.ask or (
             heir.owner == former.owner
-            and heir.spec.strategy == former.spec.strategy
-            and self.bundles(heir.spec, pool) == self.bundles(former.spec, pool)
+            and one.strategy == other.strategy
+            and self.bundles(one, pool) == self.bundles(other, pool)
         )
 
     def _take_over(self, allocation: Allocation, former: Allocation) -> None:

@@ -14,6 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from raypool.core import events as ev
@@ -77,6 +78,9 @@ TIDY_SECONDS = 0.5
 
 WATCH_MOST_SECONDS = 60.0
 """A long-poll is answered after this at the latest; its caller asks again."""
+
+LOOK_AHEAD_AFTER_SECONDS = 1.0
+"""After so long, or half of his patience, it is worked out for who waits for a grant when he may expect it."""
 
 LATE_SECONDS = 0.001
 """Timers may come a rounding error too early, and what is not due yet would set the next one to the same moment."""
@@ -317,10 +321,9 @@ class PoolBroker:
         id = await self._submit(spec, job, holder)
         seen = self._version(id)
         until = self._now() + min(timeout_seconds, WATCH_MOST_SECONDS)
-        if explain and self._known(id).waiting:
-            self._etas.look_beside([id])
-        while self._known(id).status is Status.PENDING and self._now() < until:
-            await self._changed(id, until - self._now())
+        with self._looked_ahead_for(id if explain else None, until - self._now()):
+            while self._known(id).status is Status.PENDING and self._now() < until:
+                await self._changed(id, until - self._now())
         if self._version(id) <= seen:
             await self._durable()  # what it has become just now may not be written yet
         return await self._told(id, self._version(id), explain)
@@ -413,10 +416,25 @@ class PoolBroker:
         """
         request = self._known(request_id)
         if self._version(request.id) <= seen:
-            if explain:
-                self._etas.look_beside([request_id])
-            await self._changed(request.id, min(timeout_seconds, WATCH_MOST_SECONDS))
+            patience = min(timeout_seconds, WATCH_MOST_SECONDS)
+            with self._looked_ahead_for(request_id if explain else None, patience):
+                await self._changed(request.id, patience)
         return await self._told(request_id, seen, explain)
+
+    @contextmanager
+    def _looked_ahead_for(self, request_id: str | None, patience: float) -> Iterator[None]:
+        """While it is watched: who will be told why he waits is told when he is expected to start. Most have their
+        grant before that is worth a look."""
+        if request_id is None:
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        seconds = min(LOOK_AHEAD_AFTER_SECONDS, patience / 2)
+        timer = loop.call_later(seconds, self._etas.look_beside, [request_id])
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     async def _told(self, request_id: str, seen: int, explain: bool) -> dict[str, Any]:
         """What `watch` returns."""
@@ -872,11 +890,11 @@ class PoolBroker:
 
     def _placement_of(self, allocation: Allocation) -> Placement:
         request, pool = allocation.request, allocation.pool
-        spec = request.spec
+        spec = request.ask.spec
         timeout = pool.spec.placement_timeout_seconds if pool is not None else 30.0
         name = allocation.group_name
         return Placement(
-            request=spec.id,
+            request=request.id,
             attempt=allocation.attempt,
             name=name,
             bundles=self.broker.bundles(spec, pool),

@@ -40,7 +40,7 @@ def view_request(
     broker: Broker, request: Request, borrowed: dict[str, int] | None = None, eta: Eta = UNKNOWN
 ) -> RequestView:
     """`borrowed` saves work when many are viewed: see `view_requests`. eta: in how many seconds it will start."""
-    spec, allocation = request.spec, request.allocation
+    spec, allocation = request.ask.spec, request.allocation
     assert request.status is not None
     reasons = wait_reasons(broker, request)
     reason = next(iter(reasons.values()), None) or request.reason
@@ -83,7 +83,7 @@ def view_request(
         holder=request.holder,
         actor=request.actor,
         lifetime=spec.lifetime,
-        retry_of=spec.retry_of,
+        retry_of=request.retry_of,
         description=spec.description,
         on_node_loss=spec.on_node_loss,
         repair_until=allocation.repair_until if allocation is not None and request.status.running else None,
