@@ -369,6 +369,57 @@ def test_recording_that_fails_changes_nothing_else(tmp_path, caplog):
     run(story)
 
 
+def test_a_record_that_cannot_be_made_is_told_and_others_are_written(tmp_path, caplog, monkeypatch):
+    async def story():
+        async with world_in(tmp_path) as world:
+            made = trail_module.lines_of
+
+            def stumbles(turn):
+                assert "b" not in (getattr(one, "request", None) for one in turn.instructions)
+                return made(turn)
+
+            monkeypatch.setattr(trail_module, "lines_of", stumbles)
+            for id in "abc":
+                await world.run(id, gpu=1)
+                await world.pass_seconds(1)
+            assert "is not in the records" in caplog.text
+            assert {row["request"] for row in written(tmp_path)} >= {"a", "c"}
+            assert [one["kind"] for one in await world.actor.events(request_id="b")] == [
+                "submitted",
+                "granted",
+                "ready",
+            ]
+
+    run(story)
+
+
+DAMAGE = [b"\0\0\0\0\n", b"\xff\xfe not text\n", b"{}\n", b"[1]\n", b'{"event":1,"kind":"started"}\n', b"12\n"]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_lines_that_a_disk_has_spoilt_are_passed_over_and_told(tmp_path, caplog, damage):
+    async def story():
+        async with world_in(tmp_path) as world:
+            for number in range(20):
+                await world.run(f"a{number}", gpu=1)
+                await world.actor.release(f"a{number}")
+                await world.pass_seconds(1)
+            await world.pass_seconds(120)
+            before = await world.actor.events(limit=1000)
+            for name in (trail_module.EVENTS_FILE, trail_module.MINUTES_FILE):
+                lines = (tmp_path / name).read_bytes().splitlines(keepends=True)
+                (tmp_path / name).write_bytes(b"".join([*lines[:1], damage, *lines[1:], damage]))
+            await world.begin_again()
+            await world.run("b", gpu=1)
+            await world.pass_seconds(60)
+            assert (await world.actor.events(limit=1000))[: len(before)] == before
+            assert (await world.actor.events(limit=1000))[-1]["request"] == "b"
+            assert "cannot be read, and are passed over" in caplog.text
+            assert (await world.warnings()) == []
+
+    run(story)
+
+
 def test_a_folder_that_cannot_be_written_is_a_warning_and_all_is_written_later(tmp_path):
     async def story():
         folder = tmp_path / "logs"

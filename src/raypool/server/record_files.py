@@ -1,15 +1,23 @@
 """Files of JSON lines in a folder: appended to, turned over when they are full, and read back.
 
-A line is whole or it is not there: what a process wrote of a line when it died is cut off by the next one. Everything
-here blocks, and is called in one thread. What the lines mean is not known here.
+A line is whole or it is not there: what a process wrote of a line when it died is cut off by the next one. What a
+disk or somebody else made of a line is passed over. Everything here blocks, and is called in one thread. What the
+lines mean is not known here.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from typing import Any, TypeVar
+
+logger = logging.getLogger("raypool")
+
+T = TypeVar("T")
 
 
 class RecordFile:
@@ -67,7 +75,20 @@ class RecordFile:
     def lines(self, path: Path) -> list[str]:
         """The whole lines of one of its files, oldest first."""
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:  # turned over meanwhile
             return []
         return text.split("\n")[:-1]
+
+    def rows(self, path: Path, lines: Iterable[str], of: Callable[[Any], T]) -> Iterator[T]:
+        """What `of` makes of the values in those lines of a file; those of which it makes nothing are passed over."""
+        broken = 0
+        for line in lines:
+            try:
+                row = of(json.loads(line))
+            except (ValueError, LookupError, TypeError, AttributeError):
+                broken += 1
+            else:
+                yield row
+        if broken:
+            logger.warning("%d lines of %s cannot be read, and are passed over", broken, path)

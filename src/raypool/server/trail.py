@@ -16,10 +16,10 @@ Where there is no folder, or it cannot be written, all is well but for that: dec
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -358,8 +358,11 @@ class Trail:
         """A minute is over also when nothing happens."""
         while True:
             await asyncio.sleep(MINUTE - self._now() % MINUTE + 0.01)
-            self.usage.advance(self._now())
-            self._take_minutes(self._last())
+            try:
+                self.usage.advance(self._now())
+                self._take_minutes(self._last())
+            except Exception:
+                logger.exception("a bug of raypool's: usage was not summed up")
 
     def _last(self) -> int:
         """The last event that was handled, as far as anything came of it."""
@@ -498,21 +501,19 @@ class Files:
     def _last_record(self, journal: str) -> Place:
         place = NOWHERE
         for path in self.events.files():
-            for line in reversed(self.events.lines(path)):
-                begins = STARTED in line
-                if begins or place == NOWHERE:
-                    row = json.loads(line)
-                    if not begins:
-                        place = (row["event"], row["index"])
-                    elif row["facts"]["journal"] != journal:
-                        return NOWHERE
-                    elif place != NOWHERE:
-                        return place
+            lines = (line for line in reversed(self.events.lines(path)) if STARTED in line or place == NOWHERE)
+            for begun, found in self.events.rows(path, lines, _place):
+                if begun is None:
+                    place = found if place == NOWHERE else place
+                elif begun != journal:
+                    return NOWHERE
+                elif place != NOWHERE:
+                    return place
         return NOWHERE
 
     def write(self, kept: Iterable[Kept], minutes: Iterable[Span], hours: Iterable[Span]) -> None:
         """Raises OSError."""
-        lines = [line for one in kept for line in one.lines]
+        lines = [line for one in kept for line in _lines_of(one)]
         self.events.append(lines, head=not (lines and STARTED in lines[0]))
         self._minutes.append([text_of(one.row()) for one in minutes])
         self._hours.append([text_of(one.row()) for one in hours])
@@ -531,13 +532,12 @@ class Files:
         found: list[Record] = []
         for path in self.events.files():
             records, ours, begun = [], False, None
-            for line in self.events.lines(path):
-                begins = STARTED in line
-                if not begins and not all(text in line for text in having):
-                    continue
-                record = json.loads(line)
+            lines = (
+                line for line in self.events.lines(path) if STARTED in line or all(text in line for text in having)
+            )
+            for record in self.events.rows(path, lines, _whole):
                 begun = record if begun is None else begun
-                if begins:
+                if record["kind"] == "started":
                     ours = record["facts"]["journal"] == journal
                     if "continues" in record["facts"]:
                         continue
@@ -556,6 +556,15 @@ class Files:
         return [one for one in _spans(self._hours) if one.start + HOUR > since and one.start < until]
 
 
+def _lines_of(kept: Kept) -> list[str]:
+    """None if they cannot be made: that is a bug of ours, and no reason to write nothing any more."""
+    try:
+        return kept.lines
+    except Exception:
+        logger.exception("a bug of raypool's: event %d is not in the records", kept.number)
+        return []
+
+
 def _chosen(
     records: Iterable[Record], since: float | None, after: int | None, about: Mapping[str, str | None]
 ) -> Iterator[Record]:
@@ -566,5 +575,18 @@ def _chosen(
 
 def _spans(file: RecordFile) -> list[Span]:
     """Those of all its files, in order."""
-    lines = [line for path in reversed(file.files()) for line in file.lines(path)]
-    return [Span.of(json.loads(line)) for line in lines]
+    return [span for path in reversed(file.files()) for span in file.rows(path, file.lines(path), Span.of)]
+
+
+def _place(row: Any) -> tuple[str | None, Place]:
+    """The journal whose records begin there, if they do, and where in it that record stands."""
+    return row["facts"]["journal"] if row["kind"] == "started" else None, (row["event"], row["index"])
+
+
+_looked_at = itemgetter("event", "index", "at", "kind", "request", "component", "pool", "by", "facts")
+
+
+def _whole(row: Any) -> Record:
+    """A record with all that is looked at. Raises KeyError, TypeError."""
+    _looked_at(row)
+    return dict(row)
