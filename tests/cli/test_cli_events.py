@@ -84,6 +84,17 @@ def test_the_report_is_a_table_csv_or_json(cli: Cli, asked: list[Any]) -> None:
     assert asked[0][1][0] == pytest.approx(7 * 86_400, abs=60)
 
 
+def test_what_nothing_is_known_of_is_told_and_what_there_is(cli: Cli, asked: list[Any]) -> None:
+    told = "nothing is known of key 'gpus' of pool 'gpus'; there is: gpu of 'gpus', mcpu of 'gpus'\n"
+    assert cli("report", "--key", "gpus", "--pool", "gpus").stdout.splitlines(keepends=True)[1:] == [told]
+    assert "nothing is known of pool 'x'; there is" in cli("report", "--pool", "x").stdout
+    cli.client.report = lambda since: ReportView(1_000.0, 2_000.0, [])
+    assert "no pool was used" in cli("report", "--pool", "x").stdout
+    cli.client.events = lambda **about: []
+    answer = cli("events", "--component", "x")
+    assert (answer.stdout, answer.stderr) == ("", "no record is of that time and about all that\n")
+
+
 @pytest.mark.parametrize(
     ("said", "seconds"),
     [("90s", 90), ("30min", 1_800), ("30m", 1_800), ("1.5h", 5_400), ("7d", 604_800), ("2w", 1_209_600)],

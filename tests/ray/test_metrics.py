@@ -59,7 +59,10 @@ class Endpoint:
         try:
             until(is_there, "")
         except AssertionError:
-            raise AssertionError(f"{metric.name}{ending} {labels} is {seen[-1]}, not {value}") from None
+            there = {
+                (one.name, *one.labels.values()): one.value for one in self.samples() if "_bucket" not in one.name
+            }
+            raise AssertionError(f"{metric.name}{ending} {labels} is {seen[-1]}, not {value}: {there}") from None
 
 
 @pytest.fixture

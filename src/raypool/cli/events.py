@@ -50,8 +50,12 @@ def events(
         )
     else:
         found = client.events(since=since, component=component, pool=pool, request=request, kind=kind, limit=limit)
+    none = True
     for event in found:
+        none = False
         if form == "json":
             click.echo(json.dumps(event.as_dict(), ensure_ascii=False))
         else:
             output.lines(f"{time.strftime('%m-%d %H:%M:%S', time.localtime(event.at))}  {event}")
+    if none:
+        click.echo("no record is of that time and about all that", err=True)

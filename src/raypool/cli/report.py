@@ -55,7 +55,16 @@ def report(since: float, key: str | None, pool: str | None, form: str) -> None:
             "MAX": lambda row: _seconds(row.wait_max_seconds),
             "WAITING": lambda row: row.waiting,
         }
-        output.listing(rows, columns, form, "no pool was used")
+        output.listing(rows, columns, form, _none(view.rows, pool, key))
+
+
+def _none(rows: list[ReportRowView], pool: str | None, key: str | None) -> str:
+    """Why there is no line: a misspelt name must not look like an idle pool."""
+    if not rows:
+        return "no pool was used"
+    wanted = " of ".join(filter(None, [key and f"key '{key}'", pool and f"pool '{pool}'"]))
+    known = ", ".join(sorted({f"{row.key} of '{row.pool}'" for row in rows}))
+    return f"nothing is known of {wanted}; there is: {known}"
 
 
 def _write_csv(rows: list[ReportRowView]) -> None:
