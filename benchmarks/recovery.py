@@ -17,8 +17,6 @@ import statistics
 import tempfile
 import time
 
-os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="rp", dir="/tmp")
-
 import psutil
 import ray
 from ray._private import state
@@ -36,6 +34,7 @@ BAR_SECONDS = 3.0
 
 
 def main() -> None:
+    os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="rp", dir="/tmp")
     cluster = Cluster(
         initialize_head=True,
         head_node_args={
