@@ -13,6 +13,7 @@ from raypool.core.instructions import ChangeStatus, HandOverPlacementGroup, Warn
 from raypool.core.status import Status
 from raypool.server import journal as journal_module
 from raypool.server import trail as trail_module
+from raypool.server import trail_files as files_module
 from raypool.server import usage as usage_module
 from raypool.server.record import KINDS, lines_of, records_of
 from raypool.spec import RequestSpec
@@ -39,9 +40,9 @@ def short(monkeypatch):
 
 def written(folder):
     """All records in the files, oldest first, without those that say that a life began."""
-    files = [folder / f"{trail_module.EVENTS_FILE}.{place}" for place in range(9, 0, -1)]
+    files = [folder / f"{files_module.EVENTS_FILE}.{place}" for place in range(9, 0, -1)]
     rows = []
-    for file in [*files, folder / trail_module.EVENTS_FILE]:
+    for file in [*files, folder / files_module.EVENTS_FILE]:
         if file.exists():
             rows += [json.loads(line) for line in file.read_text().splitlines()]
     return [row for row in rows if row["kind"] != "started"]
@@ -138,11 +139,11 @@ def figures_are_a_chain(records, broker):
 
 
 def spans_follow_each_other(folder):
-    for name in (trail_module.MINUTES_FILE, trail_module.HOURS_FILE):
+    for name in (files_module.MINUTES_FILE, files_module.HOURS_FILE):
         if (folder / name).exists():
             starts = [json.loads(line)["start"] for line in (folder / name).read_text().splitlines()]
             assert starts == sorted(set(starts))
-            if name == trail_module.MINUTES_FILE:
+            if name == files_module.MINUTES_FILE:
                 assert starts == list(range(starts[0], starts[-1] + 60, 60))
 
 
@@ -300,7 +301,7 @@ def test_room_that_ray_does_not_give_back_is_told(tmp_path):
 
 
 def test_older_records_come_from_the_files_as_they_were_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(trail_module, "EVENTS_BYTES", 5_000)
+    monkeypatch.setattr(files_module, "EVENTS_BYTES", 5_000)
 
     async def story():
         async with world_in(tmp_path) as world:
@@ -372,13 +373,13 @@ def test_recording_that_fails_changes_nothing_else(tmp_path, caplog):
 def test_a_record_that_cannot_be_made_is_told_and_others_are_written(tmp_path, caplog, monkeypatch):
     async def story():
         async with world_in(tmp_path) as world:
-            made = trail_module.lines_of
+            made = files_module.lines_of
 
             def stumbles(turn):
                 assert "b" not in (getattr(one, "request", None) for one in turn.instructions)
                 return made(turn)
 
-            monkeypatch.setattr(trail_module, "lines_of", stumbles)
+            monkeypatch.setattr(files_module, "lines_of", stumbles)
             for id in "abc":
                 await world.run(id, gpu=1)
                 await world.pass_seconds(1)
@@ -406,7 +407,7 @@ def test_lines_that_a_disk_has_spoilt_are_passed_over_and_told(tmp_path, caplog,
                 await world.pass_seconds(1)
             await world.pass_seconds(120)
             before = await world.actor.events(limit=1000)
-            for name in (trail_module.EVENTS_FILE, trail_module.MINUTES_FILE):
+            for name in (files_module.EVENTS_FILE, files_module.MINUTES_FILE):
                 lines = (tmp_path / name).read_bytes().splitlines(keepends=True)
                 (tmp_path / name).write_bytes(b"".join([*lines[:1], damage, *lines[1:], damage]))
             await world.begin_again()
