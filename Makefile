@@ -27,13 +27,13 @@ pure: $(STAMP)
 	$(BIN)/python -m pytest -q -n auto -m "not ray" --ignore tests/ray
 
 ray: $(STAMP)
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "ray and not chaos"
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "ray and not chaos"
 
 # The pure tests play more random histories here than in `make check`, and die more often. Those with Ray mostly wait:
-# two modules at a time, each with clusters of its own.
+# two modules at a time, the longest first, each with clusters of its own.
 test: $(STAMP)
 	RAYPOOL_HISTORIES=60 RAYPOOL_CRASHES=10 $(BIN)/python -m pytest -q -n auto -m "not ray" --ignore tests/ray
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "ray and not chaos"
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "ray and not chaos"
 
 # A short storm first: what is broken shows in minutes.
 chaos: soak crashes

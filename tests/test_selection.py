@@ -33,6 +33,7 @@ class Run:
         options.add_argument("-q", action="store_true")
         options.add_argument("-n")
         options.add_argument("--dist")
+        options.add_argument("--no-loadscope-reorder", action="store_true")
         options.add_argument("--timeout")
         options.add_argument("-m", default="True")
         options.add_argument("--ignore", action="append", default=[])
