@@ -23,7 +23,7 @@ from raypool.core import events as ev
 from raypool.core.asks import Ask, Asks, Memo
 from raypool.core.bundles import Bundle, bundles_of
 from raypool.core.config import Policies, faults_of, merged
-from raypool.core.cycle import Cycle
+from raypool.core.cycle import Cycle, best_that_grants
 from raypool.core.history import History
 from raypool.core.instructions import (
     ChangeStatus,
@@ -51,7 +51,7 @@ from raypool.core.moves import (
     level_of,
 )
 from raypool.core.nodes import Misfit, Node, find_nodes
-from raypool.core.pool import Owner, Pool, by_preference, link
+from raypool.core.pool import Owner, Pool, link
 from raypool.core.reasons import (
     EarlierGroupLeaving,
     Evicted,
@@ -352,7 +352,8 @@ class Broker:
         return [pool for _, pool in sorted(self.pools.items()) if owner in pool.policies]
 
     def _stand_in_line(self, request: Request, only: Iterable[str] | None = None) -> None:
-        """Queues it in every pool (of `only`, if given) that can ever take it; rejects it if none can."""
+        """Queues one that was accepted before in every pool (of `only`, if given) that can ever take it; rejects it
+        if none can any more."""
         for pool in self._pools_to_try(request, []):
             if only is not None and pool.name not in only:
                 continue
@@ -362,7 +363,7 @@ class Broker:
             if aside is None:
                 if pool.enqueue(request):
                     self._cycle.touch(pool)
-            elif request.accepted or not isinstance(aside, Infeasible) or pool.spec.infeasible == "wait":
+            else:
                 request.held_out = {**request.held_out, pool.name: aside}
                 if isinstance(aside, PlacementBackOff):
                     self._push_deadline(aside.until, request, "back-off")
@@ -588,10 +589,7 @@ class Broker:
     def _granted_next(self, pool: Pool) -> Request | None:
         """Whom the cycle would grant first, if it is in that pool."""
         request = pool.outcome().granted
-        if request is None:
-            return None
-        best = next(one for one in by_preference(request) if one.outcome().granted is request)
-        return request if best is pool else None
+        return request if request is not None and best_that_grants(request) is pool else None
 
     def _asks_for_the_same(self, heir: Request, former: Request, pool: Pool) -> bool:
         """The group that would be made for him is the group that is there."""

@@ -64,10 +64,7 @@ class Cycle:
         changed = False
         for pool in order:
             while (request := pool.outcome().granted) is not None:
-                best = pool
-                if len(request.queued) > 1:
-                    best = next(one for one in by_preference(request) if one.outcome().granted is request)
-                self.acts.grant(request, best, opportunistic=False)
+                self.acts.grant(request, best_that_grants(request), opportunistic=False)
                 changed = True
         return changed
 
@@ -157,3 +154,10 @@ class Cycle:
                 self.acts.grant(request, pool, opportunistic=True)
                 return True
         return False
+
+
+def best_that_grants(request: Request) -> Pool:
+    """Of the pools whose walks grant it, the one that it prefers."""
+    if len(request.queued) == 1:
+        return next(iter(request.queued.values()))
+    return next(pool for pool in by_preference(request) if pool.outcome().granted is request)
