@@ -1,6 +1,6 @@
 """What the manual has beyond its pages: parts that are made from the code, and links that leave docs/.
 
-A line like `<!-- made from the code: exceptions -->` in a page is replaced, when the site is built, by what the code
+A line like `<!-- made from the code: command raypool top -->` is replaced, when the site is built, by what the code
 says. Links in the pages lead through the repository, as GitHub follows them; a file outside of docs/ that a page
 links to comes into the site below `repository/`. mkdocs calls the functions whose names begin with `on_`.
 """
@@ -25,7 +25,7 @@ from raypool.cli.main import main as raypool_main
 
 ROOT = Path(__file__).resolve().parents[1]
 REPOSITORY = "repository"
-MARK = re.compile(r"^<!-- made from the code: (\w+) -->$", re.MULTILINE)
+MARK = re.compile(r"^<!-- made from the code: (\w+)(?: ([\w -]+\w))? -->$", re.MULTILINE)
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 FENCED = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 
@@ -44,14 +44,11 @@ def every_command(command: click.Command, path: str) -> Iterator[tuple[str, clic
         yield from every_command(found, f"{path} {name}")
 
 
-def commands() -> str:
-    """Every command with its usage, what `--help` says, and its options."""
-    return "\n\n".join(_command(path, command) for path, command in every_command(raypool_main, "raypool"))
-
-
-def _command(path: str, command: click.Command) -> str:
-    context = click.Context(command, info_name=path)
-    usage = " ".join([path, *command.collect_usage_pieces(context)])
+def command(path: str) -> str:
+    """The usage of a command, called by these words, and its options; those that all commands have are left out."""
+    found = dict(every_command(raypool_main, "raypool"))[path]
+    context = click.Context(found, info_name=path)
+    usage = " ".join([path, *found.collect_usage_pieces(context)])
     rows = [
         (
             ", ".join(f"`{name}`" for name in [*option.opts, *option.secondary_opts]),
@@ -59,12 +56,11 @@ def _command(path: str, command: click.Command) -> str:
             _default(option, context),
             option.help or "",
         )
-        for option in command.get_params(context)
+        for option in found.get_params(context)
         if isinstance(option, click.Option) and not option.hidden and not {"--help", "--address"} & {*option.opts}
     ]
-    said = inspect.cleandoc(command.help or "").replace("\b\n", "")
     table = [_table(("option", "value", "default", "meaning"), rows)] if rows else []
-    return "\n\n".join([f"## `{path}`", f"```text\n{usage}\n```", said, *table])
+    return "\n\n".join([f"```text\n{usage}\n```", *table])
 
 
 def _value(option: click.Option, context: click.Context) -> str:
@@ -72,7 +68,18 @@ def _value(option: click.Option, context: click.Context) -> str:
         return ""
     if isinstance(option.type, click.Choice):
         return " ".join(f"`{one}`" for one in option.type.choices)
-    return f"`{option.make_metavar(context)}`" + (", repeatable" if option.multiple else "")
+    said = f"`{option.make_metavar(context)}`"
+    if isinstance(option.type, click.IntRange | click.FloatRange):
+        said = f"`{option.type.name.split()[0].upper()}`, {_range(option.type)}"
+    if option.envvar:
+        said += f"; else the variable `{option.envvar}`"
+    return said + (", repeatable" if option.multiple else "")
+
+
+def _range(bounds: click.IntRange | click.FloatRange) -> str:
+    if bounds.min is None or bounds.max is None:
+        return f"<= {bounds.max:,}" if bounds.min is None else f">= {bounds.min:,}"
+    return f"{bounds.min:,} to {bounds.max:,}"
 
 
 def _default(option: click.Option, context: click.Context) -> str:
@@ -276,8 +283,8 @@ def _cell(text: str) -> str:
     return re.sub(r"\s+", " ", text).replace("|", "\\|")
 
 
-PARTS: dict[str, Callable[[], str]] = {
-    "commands": commands,
+PARTS: dict[str, Callable[..., str]] = {
+    "command": command,
     "exceptions": exceptions,
     "config": config,
     "api": api,
@@ -286,7 +293,7 @@ PARTS: dict[str, Callable[[], str]] = {
 
 def with_parts(markdown: str) -> str:
     """The page with each mark replaced by what the code says."""
-    return MARK.sub(lambda mark: PARTS[mark[1]](), markdown)
+    return MARK.sub(lambda mark: PARTS[mark[1]](*filter(None, [mark[2]])), markdown)
 
 
 # --- links that leave docs/ -------------------------------------------------------------------

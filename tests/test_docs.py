@@ -185,20 +185,31 @@ def every_command(command: click.Command, path: str) -> Iterator[tuple[str, clic
         yield path, command
 
 
-def test_every_command_and_option_is_in_the_page_of_the_commands() -> None:
-    page = (DOCS / "reference" / "cli.md").read_text(encoding="utf-8")
-    parts = re.split(r"^### ", page, flags=re.MULTILINE)
-    sections = {part.partition("\n")[0].strip("` "): part for part in parts}
-    missing = []
-    for path, command in every_command(raypool_main, "raypool"):
-        section = next((text for title, text in sections.items() if (title + " ").startswith(path + " ")), "")
-        if not section:
-            missing.append(path)
-            continue
-        for option in command.params:
-            if isinstance(option, click.Option) and "--address" not in option.opts:
-                missing += [f"{path} {name}" for name in option.opts if name.startswith("--") and name not in section]
-    assert not missing
+def sections(page: str) -> dict[str, str]:
+    """What stands below each heading of a command in cli.md, by the words that call it."""
+    parts = re.split(r"^#+ ", page, flags=re.MULTILINE)
+    named = {re.match(r"`(raypool(?: [a-z][a-z-]*)*)", part): part for part in parts}
+    return {name[1]: part.partition("\n")[2] for name, part in named.items() if name}
+
+
+def test_the_page_of_the_commands_says_of_each_what_it_does() -> None:
+    found = sections((DOCS / "reference" / "cli.md").read_text(encoding="utf-8"))
+    paths = [path for path, _ in every_command(raypool_main, "raypool")]
+    assert sorted(found) == sorted(paths)
+    for path in paths:
+        said = re.sub(r"^```.*?^```$", "", found[path], flags=re.MULTILINE | re.DOTALL)
+        text, mark, _ = said.partition(f"<!-- made from the code: command {path} -->")
+        assert mark and text.strip(), path
+
+
+def test_every_option_says_what_it_is_for() -> None:
+    silent = [
+        f"{path} {option.opts[0]}"
+        for path, command in every_command(raypool_main, "raypool")
+        for option in command.params
+        if isinstance(option, click.Option) and not option.help
+    ]
+    assert not silent
 
 
 # --- what the site makes from the code --------------------------------------------------------
@@ -220,10 +231,12 @@ PICTURES = module_of(DOCS / "pictures" / "make.py").pictures()
 def test_the_pages_that_are_made_from_the_code_have_all_of_it() -> None:
     reference = {page.stem: HOOKS.with_parts(page.read_text()) for page in DOCS.glob("reference/*.md")}
     assert "made from the code:" not in "".join(reference.values())
+    commands = sections(reference["cli"])
     for path, command in every_command(raypool_main, "raypool"):
-        part = reference["commands"].partition(f"## `{path}`\n")[2].partition("\n## ")[0]
-        told = {name for option in command.params if isinstance(option, click.Option) for name in option.opts}
-        assert part and {name for name in told if f"`{name}`" not in part} <= {"--address"}, path
+        rows = " ".join(re.findall(r"^\| (`-.*?) \|", commands[path], flags=re.MULTILINE))
+        options = [option for option in command.params if isinstance(option, click.Option)]
+        told = {name for option in options for name in [*option.opts, *option.secondary_opts]}
+        assert {name for name in told if f"`{name}`" not in rows} <= {"--address"}, path
     for name in raypool.__all__:
         page = "exceptions" if name in dir(raypool.errors) else "api"
         assert name == "__version__" or f"## `{name}`\n" in reference[page], name
@@ -231,7 +244,9 @@ def test_the_pages_that_are_made_from_the_code_have_all_of_it() -> None:
         part = reference["config"].partition(f"## `{spec.__name__}`\n")[2].partition("\n## ")[0]
         assert [name for name in spec.model_fields if f"| `{name}` |" not in part] == []
     assert "| `workers` | whole number | >= 1, <= 10,000 | `1` |" in reference["config"]
-    assert "| `-p`, `--priority` | `INTEGER` | required |" in reference["commands"]
+    assert "| `-p`, `--priority` | `INTEGER` | required |" in reference["cli"]
+    assert "| `-n`, `--limit` | `INTEGER`, 1 to 10,000 | `1000` |" in reference["cli"]
+    assert "| `--token` | `TEXT`; else the variable `RAYPOOL_DASHBOARD_TOKEN` |" in reference["cli"]
 
 
 def test_links_lead_where_they_lead_in_the_repository() -> None:

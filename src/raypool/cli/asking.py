@@ -13,7 +13,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _OPTIONS = (
     click.option("--component", help="Who asks; else RAYPOOL_COMPONENT, else the job's metadata."),
-    click.option("--component-type", "-t", type=COMPONENT_TYPE),
+    click.option("--component-type", "-t", type=COMPONENT_TYPE, help="What --component is. Default: team."),
     click.option("--gpus", type=click.IntRange(min=0), help="GPUs of each worker."),
     click.option("--cpus", type=float, help="CPUs of each worker; fractions allowed."),
     click.option("--memory", help="Memory of each worker, like 16GiB."),
@@ -23,6 +23,7 @@ _OPTIONS = (
         type=click.Choice(["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]),
         default="PACK",
         show_default=True,
+        help="How the bundles lie on nodes: Ray's words. STRICT_: all on one node, or each on its own.",
     ),
     click.option("--pool", help="Take it from this pool only."),
     click.option("--grace-seconds", type=float, help="Leave this soon after a notice; at most the pool's grace."),

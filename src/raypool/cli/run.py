@@ -42,7 +42,7 @@ def run(
     uses_ray: bool,
     command: tuple[str, ...],
 ) -> None:
-    """Takes a lease, runs COMMAND inside its first bundle with its GPUs visible, and gives it back.
+    """Take a lease, run COMMAND inside its first bundle with its GPUs visible, and give it back.
 
     Output and exit code are the command's. It and what it has started get SIGTERM when the lease is asked
     back, and are gone at the deadline (exit code 137).

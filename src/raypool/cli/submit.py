@@ -39,7 +39,7 @@ def submit(
     form: str,
     **fields: Any,
 ) -> None:
-    """Asks for a request and prints its id and status; exit code 1 if it is rejected.
+    """Ask for a request and print its id and status; exit code 1 if it is rejected.
 
     It is detached: this command is over at once, so nothing of its own could hold it. `raypool request
     cancel` ends it.
