@@ -29,7 +29,7 @@ class RaypoolError(Exception):
 class SpecError(RaypoolError, ValueError):
     """What was written is not valid. The message names the field, what was given, what is allowed.
 
-    `problems` holds one sentence per fault; the message joins them.
+    `problems` holds one sentence per fault; the message joins them. Nothing was changed.
     """
 
     def __init__(self, message: str, problems: tuple[str, ...] = ()) -> None:
@@ -41,7 +41,8 @@ class SpecError(RaypoolError, ValueError):
 
 
 class Refused(RaypoolError):
-    """The rules do not allow this call now; nothing was changed.
+    """The rules do not allow this call now: the pool is in use, the id is taken, there is no such request, or it is
+    another job's. Nothing was changed.
 
     `faults` holds one sentence per reason, for a change of pools and policies that has several.
     """
@@ -66,22 +67,25 @@ class RequestError(RaypoolError):
 
 
 class RequestRejected(RequestError):
-    """No pool can ever run the request as pools and policies stand. The message has each pool's reason."""
+    """No pool can ever run the request as pools and policies stand. The message has each pool's reason. Ask for less,
+    or for a policy."""
 
 
 class RequestCancelled(RequestError):
-    """The request was cancelled; the message says by whom and why."""
+    """The request was cancelled: by an operator, with the end of its owner, or by a broker that lost it. The message
+    says by whom and why."""
 
 
 class DurationExceeded(RequestCancelled):
     """The request ran longer than its `max_duration_seconds`; nobody else took its room by right. Asking again
-    would only run as long again, so nothing is queued again for it."""
+    would only run as long again, so nothing is queued again for it: go on from a checkpoint, or ask for longer."""
 
 
 class GroupLost(RequestCancelled):
-    """The request's placement group is gone, and not by the broker's doing: somebody removed it, or see NodeLost.
+    """The request's placement group is gone, and not by the broker's doing: somebody removed it, or it went while the
+    broker was away, or see NodeLost.
 
-    What is asked anew with `retry_of=error.request_id` has its place in line.
+    What is asked anew with `retry_of=error.request_id` has its place in line; decorated tasks do so by themselves.
     """
 
 
@@ -90,7 +94,8 @@ class NodeLost(GroupLost):
 
 
 class WaitTimeout(RequestError, TimeoutError):
-    """The request was not granted in the time its owner was ready to wait, and has been withdrawn."""
+    """The request was not granted in the time its owner was ready to wait (`wait_timeout_seconds`), and has been
+    withdrawn. The message has the reason for the wait."""
 
 
 class LeaseEnded(RequestError):
@@ -101,7 +106,7 @@ class Preempted(RequestError):
     """The work had to leave its pool for somebody else.
 
     `pool` is where it ran, `rule` is "preempt", "reclaim" or "backfilled", `by` is the id of the
-    request that took the room, `by_component` whose it is.
+    request that took the room, `by_component` whose it is. Go on from the checkpoint, later.
     """
 
     def __init__(
@@ -128,9 +133,10 @@ class BrokerUnavailable(RaypoolError):
 
 
 class BrokerDegraded(BrokerUnavailable):
-    """The broker is read-only: what it would change could not be kept. The message says why and what to do."""
+    """The broker answers questions only: its journal cannot be read or written, so what it would change could not be
+    kept. The message says why and what to do."""
 
 
 class BrokerFault(RaypoolError):
-    """The broker could not handle the call though nothing is wrong with it: a bug of raypool's. Nothing was
-    changed; its log has the traceback."""
+    """The broker could not handle the call though nothing is wrong with it: a bug of raypool's, to be reported with
+    the traceback from the broker's log. Nothing was changed."""
