@@ -139,13 +139,22 @@ def _bases(one: type, public: set[type]) -> str:
     return ", ".join(said) + ".\n\n" if said else ""
 
 
+EXPLAINED = {
+    "BrokerConfig": "pools.md#the-file-brokerconfig",
+    "PoolSpec": "pools.md#a-pool-poolspec",
+    "PolicySpec": "pools.md#a-policy-policyspec",
+    "RequestSpec": "using.md#requests",
+    "ResourceSettings": "pools.md#what-one-request-holds-resourcesettings",
+}
+"""Where a page says what the fields mean."""
+
+
 def config() -> str:
     """Every field of what people write, with its type, bounds and default."""
-    names = ("BrokerConfig", "PoolSpec", "PolicySpec", "RequestSpec", "ResourceSettings")
-    return "\n\n".join(_spec(getattr(raypool, name)) for name in names)
+    return "\n\n".join(_spec(getattr(raypool, name), where) for name, where in EXPLAINED.items())
 
 
-def _spec(spec: type[BaseModel]) -> str:
+def _spec(spec: type[BaseModel], where: str) -> str:
     schema = spec.model_json_schema()
     rows = []
     for name, field in spec.model_fields.items():
@@ -157,7 +166,8 @@ def _spec(spec: type[BaseModel]) -> str:
             (f"`{name}`", _type(found), _bounds(found), "none" if optional and default == "`None`" else default)
         )
     table = _table(("field", "type", "bounds", "default"), rows)
-    return f"## `{spec.__name__}`\n\n{_docstring(spec)}\n\n{table}"
+    first = (inspect.getdoc(spec) or "").partition("\n\n")[0]
+    return f"## `{spec.__name__}`\n\n{first} [What the fields mean]({where}).\n\n{table}"
 
 
 def _default_of(field: Any) -> str:
@@ -189,10 +199,10 @@ BOUNDS: dict[str, Callable[[Any], str]] = {
     "minimum": lambda least: f">= {least:,}",
     "exclusiveMinimum": lambda least: f"> {least:,}",
     "maximum": lambda most: f"<= {most:,}",
-    "minLength": lambda least: f"at least {least:,} characters",
+    "minLength": lambda least: f"at least {least:,}",
     "maxLength": lambda most: f"at most {most:,} characters",
     "minItems": lambda least: f"at least {least:,}",
-    "maxItems": lambda most: f"at most {most:,}",
+    "maxItems": lambda most: f"at most {most:,} entries",
     "minProperties": lambda least: f"at least {least:,}",
 }
 

@@ -21,11 +21,12 @@ import yaml
 
 import raypool
 from raypool.cli.main import main as raypool_main
+from raypool.client.decorators import PoolOptions
 from raypool.core import bundles
 from raypool.core.reasons import Reason
 from raypool.server.record import KINDS
 from raypool.simulation import run, scenario, workload_report
-from raypool.spec import BrokerConfig, PolicySpec, PoolSpec, RequestSpec, ResourceSettings
+from raypool.spec import BrokerConfig, PolicySpec, PoolSpec, RequestSpec, ResourceSettings, new_request_id
 
 from .pages import DOCS, PAGES, ROOT, RUN_BY, Block, all_blocks, blocks
 
@@ -247,6 +248,7 @@ def test_the_pages_that_are_made_from_the_code_have_all_of_it() -> None:
         part = reference["config"].partition(f"## `{spec.__name__}`\n")[2].partition("\n## ")[0]
         assert [name for name in spec.model_fields if f"| `{name}` |" not in part] == []
     assert "| `workers` | whole number | >= 1, <= 10,000 | `1` |" in reference["config"]
+    assert "| at least 1, at most 10,000 entries | none |" in reference["config"]
     assert "| `-p`, `--priority` | `INTEGER` | required |" in reference["cli"]
     assert "| `-n`, `--limit` | `INTEGER`, 1 to 10,000 | `1000` |" in reference["cli"]
     assert "| `--token` | `TEXT`; else the variable `RAYPOOL_DASHBOARD_TOKEN` |" in reference["cli"]
@@ -326,10 +328,54 @@ def test_every_public_name_is_explained(name: str) -> None:
     assert re.search(rf"\b{name}\b", text), f"'{name}' is in raypool.__all__ and in none of {ids(NAMED_IN)}"
 
 
-@pytest.mark.parametrize("spec", [ResourceSettings, PoolSpec, PolicySpec, RequestSpec, BrokerConfig])
-def test_every_field_is_explained(spec: Any) -> None:
-    text = "\n".join(page.read_text(encoding="utf-8") for page in NAMED_IN)
-    assert [name for name in spec.model_fields if f"`{name}`" not in text] == []
+def told_defaults(page: str, heading: str) -> dict[str, str]:
+    """The defaults by field, as the first table below the heading of that page of the reference says them. A row may
+    hold several fields, and then a default for each."""
+    text = (DOCS / "reference" / page).read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2]
+    table = re.search(r"(^\|.*\n)+", text, flags=re.MULTILINE)
+    assert table, heading
+    told: dict[str, str] = {}
+    for row in table[0].splitlines()[2:]:
+        names, defaults = (cell.strip().replace("`", "").split(", ") for cell in row.split("|")[1:3])
+        told |= zip(names, defaults if len(defaults) > 1 else defaults * len(names), strict=True)
+    return told
+
+
+def written(default: Any) -> str:
+    """A default as the pages write it."""
+    if default is None or isinstance(default, bool):
+        return {None: "none", True: "true", False: "false"}[default]
+    if isinstance(default, float | int):
+        return f"{default:g}"
+    return "[]" if default == () else str(default or '""')
+
+
+@pytest.mark.parametrize(
+    ("spec", "page", "heading"),
+    [
+        (PoolSpec, "pools.md", "A pool: `PoolSpec`"),
+        (PolicySpec, "pools.md", "A policy: `PolicySpec`"),
+        (BrokerConfig, "pools.md", "The file: `BrokerConfig`"),
+        (ResourceSettings, "pools.md", "What one request holds: `ResourceSettings`"),
+        (RequestSpec, "using.md", "Requests"),
+    ],
+)
+def test_every_field_is_explained_with_its_default(spec: Any, page: str, heading: str) -> None:
+    made = {new_request_id: "made by the client", dict: "{}", None: "required"}
+    wanted = {
+        name: made[field.default_factory] if field.default_factory or field.is_required() else written(field.default)
+        for name, field in spec.model_fields.items()
+    }
+    assert told_defaults(page, heading) == wanted
+
+
+def test_every_option_of_a_decorator_is_explained_with_its_default() -> None:
+    wanted = {field.name: written(field.default) for field in dataclasses.fields(PoolOptions)}
+    of_others = {"component": "see above", "component_type": "see above", "grace_seconds": "the pool's"}
+    wanted |= of_others | {"repair_seconds": written(RequestSpec.model_fields["repair_seconds"].default)}
+    told = told_defaults("using.md", "Decorated tasks")
+    assert told.pop("Ray's own") == ""
+    assert told == wanted
 
 
 def all_reasons(kind: type[Reason]) -> Iterator[type[Reason]]:

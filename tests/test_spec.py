@@ -300,7 +300,7 @@ BAD_REQUESTS = [
     ("a float of workers", {"workers": 2.0}, "workers: must be a whole number, got 2.0"),
     ("a boolean of workers", {"workers": True}, "workers: must be a whole number, got True"),
     ("far too many workers", {"workers": 10_001}, "workers: must be <= 10000, got 10001"),
-    ("no bundles", {"bundles": []}, "bundles: must not be empty, got []"),
+    ("no bundles", {"bundles": []}, "bundles: must not be empty, got ()"),
     ("bundles that are a mapping", {"bundles": {}}, "bundles: must be a list, got {}"),
     ("a faulty bundle", {"bundles": [{}, {"gpu_count": -1}]}, "bundles[1].gpu_count: must be >= 0, got -1"),
     ("a misspelt field in a bundle", {"bundles": [{"gpu_cont": 1}]}, "bundles[0].gpu_cont: no such field"),
@@ -401,6 +401,11 @@ def test_every_spec_exports_a_closed_json_schema(spec):
     assert schema["type"] == "object"
     assert schema["additionalProperties"] is False
     assert set(schema["properties"]) == set(spec.model_fields)
+
+
+def test_the_exported_schema_has_the_bounds_of_lists():
+    bundles = RequestSpec.model_json_schema()["properties"]["bundles"]["anyOf"][0]
+    assert (bundles["type"], bundles["minItems"], bundles["maxItems"]) == ("array", 1, 10_000)
 
 
 WHOLE_CONFIG = {

@@ -394,7 +394,7 @@ def new_request_ids() -> Iterator[str]:
             yield drawn[at : at + 2 * ID_BYTES]
 
 
-Bundles = Annotated[tuple[ResourceSettings, ...], BeforeValidator(as_tuple), Field(min_length=1, max_length=10_000)]
+Bundles = Annotated[tuple[ResourceSettings, ...], Field(min_length=1, max_length=10_000), BeforeValidator(as_tuple)]
 
 
 class RequestSpec(Spec):
