@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from raypool.spec import BrokerConfig
+from tests.pages import ROOT, blocks
 from tests.terminal import Terminal
 
 if TYPE_CHECKING:
     from conftest import Cli
 
 HERE = Path(__file__).parent
+README = ROOT / "README.md"
 
 PROGRAM = """
 import sys, threading
@@ -149,6 +153,26 @@ def test_in_a_pipe_it_is_plain_text_once(busy: Cli) -> None:
     assert "asks for 4 gpu, 2 free" in text
     assert re.search(r"^aaaa1111 +red +6 gpu +4 gpu", text, re.M), text
     assert text.index("gpus: 1 running, 1 waiting, strict") < text.index("licences: 0 running, 0 waiting, strict")
+
+
+def test_the_readme_shows_what_is_printed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for times, and for the nodes, of which there are none here."""
+    assert cli.client is not None
+    cli.client.now = time.time()
+    pools = next(one.text for one in blocks(README, "yaml") if "policies" in one.text)
+    cli.client.apply(BrokerConfig.from_yaml(pools))
+    asked = ("sweep-11", "sweep-12", "finetune-3", "serve-a", "sweep-13", "serve-b")
+    of = {"sweep": "sandbox", "finetune": "team-ml", "serve": "production"}
+    for name in asked:
+        cli.client.submit(id=name, component=of[name.partition("-")[0]], resources={"gpu_count": 2})
+    (shown,) = (one.text for one in blocks(README, "text") if "sweep-12" in one.text)
+    monkeypatch.setenv("COLUMNS", "90")
+
+    def shape(text: str) -> str:
+        text = re.sub(r"\b\d+ (s|min|h|d)\b( \d+ (s|min|h)\b)?", "T", text.partition("\n")[2])
+        return re.sub(r"\s+", " ", re.sub(r" ([0-9a-f]{8}|-)$", "", text, flags=re.M)).strip()
+
+    assert shape(cli("top", "--once").stdout) == shape(shown)
 
 
 def test_a_pool_can_be_chosen_and_one_that_is_not_there_is_an_error(busy: Cli) -> None:
