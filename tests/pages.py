@@ -11,23 +11,34 @@ DOCS = ROOT / "docs"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 
 RUN_BY = {
-    "tutorial.md": "ray/test_manual.py",
-    "how-to/share-a-cluster.md": "ray/test_manual.py",
-    "how-to/protect-production.md": "ray/test_manual.py",
-    "how-to/survive-preemption.md": "ray/test_manual.py",
-    "how-to/submit-jobs.md": "ray/test_manual.py",
-    "how-to/autoscaling.md": "ray/test_manual.py",
-    "how-to/upgrade.md": "ray/test_manual.py",
-    "how-to/index.md": "ray/test_manual.py",
-    "how-to/test-a-policy-in-ci.md": "cli/test_cli_simulate.py",
-    "how-to/why.md": "cli/test_cli_why.py",
-    "how-to/replay.md": "simulation/test_replay_command.py",
-    "how-to/kuberay.md": "test_kuberay.py",
-    "how-to/operations.md": "test_docs.py",
-    "how-to/dashboard.md": "cli/test_cli_dashboard.py",
+    "README.md": "ray/test_readme.py",
+    "docs/tutorial.md": "ray/test_manual.py",
+    "docs/how-to/share-a-cluster.md": "ray/test_manual.py",
+    "docs/how-to/protect-production.md": "ray/test_manual.py",
+    "docs/how-to/survive-preemption.md": "ray/test_manual.py",
+    "docs/how-to/submit-jobs.md": "ray/test_manual.py",
+    "docs/how-to/autoscaling.md": "ray/test_manual.py",
+    "docs/how-to/upgrade.md": "ray/test_manual.py",
+    "docs/how-to/index.md": "ray/test_manual.py",
+    "docs/how-to/test-a-policy-in-ci.md": "cli/test_cli_simulate.py",
+    "docs/how-to/why.md": "cli/test_cli_why.py",
+    "docs/how-to/replay.md": "simulation/test_replay_command.py",
+    "docs/how-to/dashboard.md": "cli/test_cli_dashboard.py",
+    "docs/reference/using.md": "ray/test_manual.py",
+    "docs/reference/events.md": "ray/test_manual.py",
+    "docs/reference/scenarios.md": "test_docs.py",
 }
-"""Which test runs the commands of a page. Those of operations.md and kuberay.md need clusters of other kinds, and are
-only read."""
+"""Which test runs the commands or programs of a page."""
+
+ONLY_READ = {
+    "CONTRIBUTING.md": "a test that runs the tests would run itself",
+    "docs/explanation/performance.md": "benchmarks take minutes; tests/test_benchmarks.py runs small ones",
+    "docs/how-to/kuberay.md": "needs Kubernetes; tests/test_kuberay.py reads it, and runs the head's command",
+    "docs/how-to/operations.md": "needs a cloud, or a head of its own; tests/test_cluster_yaml.py reads cluster.yaml",
+    "docs/reference/cli.md": "examples without a story; tests/cli and tests/ray/test_cli.py run the commands",
+    "docs/reference/metrics.md": "tests/monitoring and tests/ray/test_metrics.py run what they show",
+}
+"""Pages whose commands are read only, and why. Those of raypool have to parse (tests/test_docs.py)."""
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# (\w+\.py)\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codeop
 import dataclasses
 import doctest
 import importlib.util
@@ -18,6 +19,7 @@ from typing import Any
 import click
 import pytest
 import yaml
+from click.testing import CliRunner
 
 import raypool
 from raypool.cli.main import main as raypool_main
@@ -28,7 +30,7 @@ from raypool.server.record import KINDS
 from raypool.simulation import run, scenario, workload_report
 from raypool.spec import BrokerConfig, PolicySpec, PoolSpec, RequestSpec, ResourceSettings, new_request_id
 
-from .pages import DOCS, PAGES, ROOT, RUN_BY, Block, all_blocks, blocks
+from .pages import DOCS, ONLY_READ, PAGES, ROOT, RUN_BY, Block, all_blocks, blocks
 
 NAMED_IN = [DOCS / "reference" / "using.md", DOCS / "reference" / "pools.md"]
 EXCEPTIONS = [name for name in raypool.__all__ if name in dir(raypool.errors)]
@@ -78,6 +80,17 @@ def test_python_in_the_docs_compiles(block: Block) -> None:
     compile("\n" * (block.line - 1) + block.text, str(block.page), "exec", flags=0x2000)  # a bare `await` is meant
 
 
+@each([block for block in blocks(ROOT / "README.md", "python") if not block.file], "block")
+def test_programs_of_the_readme_can_be_pasted_into_a_session(block: Block) -> None:
+    """There a statement that is indented ends with an empty line, and not before."""
+    lines: list[str] = []
+    for line in [*block.text.splitlines(), ""]:
+        lines.append(line)
+        if codeop.compile_command("\n".join(lines), symbol="single") is not None:
+            lines = []
+    assert not any(lines), "the last statement is not whole"
+
+
 CI_JOBS = [block for block in YAML if block.text.startswith(("# .github/", "# .gitlab-ci.yml"))]
 LANGUAGES = {"text", "console", "python", "pycon", "yaml", "json"}
 
@@ -105,19 +118,60 @@ def test_every_snippet_is_looked_at_by_a_test() -> None:
     assert [one.where for one in YAML if one.where not in read and not of_a_command.match(one.text)] == []
 
 
-@each(all_blocks("json"), "block")
-def test_json_in_the_docs_is_json(block: Block) -> None:
-    json.loads(block.text)
+def test_the_page_of_the_scenarios_shows_what_is_printed_and_its_program_runs(tmp_path: Path) -> None:
+    page = DOCS / "reference" / "scenarios.md"
+    file = tmp_path / "preemption.yaml"
+    file.write_text(blocks(page, "yaml")[0].text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        printed = CliRunner().invoke(raypool_main, ["simulate", file.name, "--json"]).stdout
+    (report,), (shown,) = (json.loads(text)["scenarios"] for text in (printed, blocks(page, "json")[0].text))
+    assert all(step in report["steps"] for step in shown.pop("steps"))
+    assert shown == {name: value for name, value in report.items() if name != "steps"}
+    (program,) = blocks(page, "python")
+    exec(compile(program.text, str(page), "exec"), {})
+
+
+def test_no_other_page_shows_json() -> None:
+    assert {block.page.name for block in all_blocks("json")} == {"scenarios.md"}
 
 
 HOW_TO = [DOCS / "tutorial.md", *sorted((DOCS / "how-to").glob("*.md"))]
 
 
-@each(HOW_TO, "page")
-def test_the_commands_of_a_page_are_run_by_a_test(page: Path) -> None:
-    test = ROOT / "tests" / RUN_BY[str(page.relative_to(DOCS))]
+def test_each_page_with_commands_or_programs_is_run_by_a_test_or_there_is_a_reason() -> None:
+    with_code = {
+        str(page.relative_to(ROOT)): page for page in PAGES if blocks(page, "console") or blocks(page, "python")
+    }
+    assert sorted(with_code) == sorted([*RUN_BY, *ONLY_READ])
+    assert [name for name in ONLY_READ if blocks(with_code[name], "python")] == [], "a program has to be run"
+
+
+@pytest.mark.parametrize("page", RUN_BY)
+def test_the_test_of_a_page_names_it(page: str) -> None:
+    test = ROOT / "tests" / RUN_BY[page]
     text = test.read_text(encoding="utf-8")
-    assert page.name in text or "RUN_BY" in text, f"{test} does not name {page.name}"
+    assert Path(page).name in text or "RUN_BY" in text, f"{test} does not name {page}"
+
+
+def test_every_example_is_shown_on_a_page() -> None:
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md"))
+    examples = [str(path.relative_to(ROOT)) for path in (ROOT / "examples").glob("*.*")]
+    assert examples and [name for name in examples if f"/{name})" not in pages] == []
+
+
+@pytest.mark.parametrize(("page", "reason"), ONLY_READ.items())
+def test_what_is_named_as_read_by_others_is_there(page: str, reason: str) -> None:
+    assert [name for name in re.findall(r"tests/[\w/.]+\b", reason) if not (ROOT / name).exists()] == []
+
+
+def test_the_targets_and_files_that_the_commands_of_the_pages_name_are_there() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    lines = [line for block in all_blocks("console") for line in block.commands]
+    targets = {found[1] for line in lines if (found := re.search(r"\bmake ([a-z]+)", line))}
+    assert targets and [name for name in targets if not re.search(rf"^{name}:", makefile, re.MULTILINE)] == []
+    files = {name for line in lines for name in re.findall(r"(?<![\w/])(?:docs|examples|tests)/[\w/.-]+\.\w+", line)}
+    assert files and [name for name in files if not (ROOT / name).is_file()] == []
 
 
 @each(HOW_TO, "page")
@@ -326,6 +380,16 @@ NAMES = [name for name in raypool.__all__ if not name.startswith("_") and name n
 def test_every_public_name_is_explained(name: str) -> None:
     text = "\n".join(page.read_text(encoding="utf-8") for page in NAMED_IN)
     assert re.search(rf"\b{name}\b", text), f"'{name}' is in raypool.__all__ and in none of {ids(NAMED_IN)}"
+
+
+def test_every_method_of_the_client_and_every_field_of_a_view_is_on_a_page_of_the_reference() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("*.md"))
+    methods = [name for name in vars(raypool.Client) if not name.startswith("_")]
+    assert methods and [name for name in methods if f"`{name}(" not in text and f"await {name}(" not in text] == []
+    views = [getattr(raypool, name) for name in NAMES if isinstance(getattr(raypool, name), type)]
+    views = [view for view in views if dataclasses.is_dataclass(view) and view is not raypool.ReportRowView]
+    fields = {f"{view.__name__}.{field.name}": field.name for view in views for field in dataclasses.fields(view)}
+    assert fields and [name for name, field in fields.items() if f"`{field}`" not in text] == []
 
 
 def told_defaults(page: str, heading: str) -> dict[str, str]:
