@@ -260,11 +260,14 @@ class ExplanationView(View):
 
 @dataclass(frozen=True)
 class PageView(View):
-    """Some of many requests. in_all: how many there are; first: how many of those come before these."""
+    """Some of many requests. in_all: how many there are; first: how many of those come before these. places: of those
+    that stand in a line, by id: [the pool, the place in its line, from 1]: the pool that was asked for, else the one
+    that is most preferred."""
 
     requests: list[RequestView]
     in_all: int
     first: int = 0
+    places: dict[str, list[Any]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         return {**vars(self), "requests": [one.as_dict() for one in self.requests]}

@@ -3,7 +3,7 @@
 import pytest
 
 from raypool.errors import SpecError
-from raypool.server.pages import page_of, view_page
+from raypool.server.pages import page_of, places_of, view_page
 from raypool.server.views import view_requests
 from raypool.view import PageView
 
@@ -52,6 +52,23 @@ def test_of_all_pools_the_first_of_each_line_comes_before_the_second_of_any():
     assert ids_of(crowd().broker, "waiting") == (["r3", "g2", "b2"], 3)
 
 
+def test_who_stands_in_several_lines_is_told_with_his_place_in_the_line_that_is_looked_at():
+    story = Story([pool("p"), pool("q")], [policy("red", "p", 2), policy("red", "q", 1), policy("blue", "q", 3)])
+    story.submit("r1", "red", 8)
+    story.submit("b1", "blue", 8)
+    story.submit("r2", "red", 8)
+    story.submit("b2", "blue", 8)
+
+    def places(pool):
+        requests, in_all = page_of(story.broker, "waiting", pool, None, 0, 9)
+        return view_page(story.broker, requests, in_all, 0, {}, pool).places
+
+    assert places(None) == {"r2": ["p", 1], "b2": ["q", 1]}
+    assert places("p") == {"r2": ["p", 1]}
+    assert places("q") == {"b2": ["q", 1], "r2": ["q", 2]}
+    assert story.view("r2").position == 1, "which is its place in p"
+
+
 def test_who_has_to_leave_is_told_first_of_those_who_run():
     story = crowd()
     assert ids_of(story.broker, "running", "p") == (["b1", "r1"], 2)
@@ -86,9 +103,12 @@ def test_pages_have_everybody_once_in_the_order_of_the_positions_and_as_the_list
         positions = [views[id].position for id in waiting if views[id].position is not None]
         assert positions == sorted(positions)
         for name in broker.pools:
-            line, _ = ids_of(broker, "waiting", name)
-            own = [id for id in line if next(iter(views[id].reasons), None) == name and len(views[id].reasons) == 1]
-            assert [views[id].position for id in own] == sorted(views[id].position for id in own)
+            line, _ = page_of(broker, "waiting", name, None, 0, 1000)
+            places = places_of(line, name)
+            assert [place for _, place in places.values()] == list(range(1, len(places) + 1))
+            assert list(places) == [one.id for one in line[: len(places)]], "who stands aside comes last"
+        for id, (name, place) in places_of((broker.requests[id] for id in waiting), None).items():
+            assert place == views[id].position and name in views[id].reasons
         running, _ = ids_of(broker, "running")
         assert set(running) == {one.id for one in views.values() if one.running or one.placing}
         ended, _ = ids_of(broker, "ended")
@@ -109,8 +129,9 @@ def test_the_broker_tells_a_page_and_bounds_it():
             answer = PageView.from_dict(await world.actor.page("waiting", "p"))
             assert ([one.id for one in answer.requests], answer.in_all, answer.first) == (["b"], 1, 0)
             assert PageView.from_dict(answer.as_dict()) == answer
-            for wrong in ({"count": 501}, {"count": 0}, {"skip": -1}, {"kind": "all"}):
-                with pytest.raises(SpecError):
-                    await world.actor.page(**{"kind": "waiting", **wrong})
+            assert answer.places == {"b": ["p", 1]}
+            for wrong in ({"count": 501}, {"count": 0}, {"skip": -1}, {"which": "all"}):
+                with pytest.raises(SpecError, match=next(iter(wrong))):
+                    await world.actor.page(**{"which": "waiting", **wrong})
 
     run(story)

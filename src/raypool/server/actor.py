@@ -613,7 +613,7 @@ class PoolBroker:
         nobody waits for a look ahead."""
         chosen, in_all = page_of(self.broker, which, pool, component, skip, count)
         starts = self._starts_as_known([request.id for request in chosen if request.waiting])
-        return view_page(self.broker, chosen, in_all, skip, starts).as_dict()
+        return view_page(self.broker, chosen, in_all, skip, starts, pool).as_dict()
 
     async def pool(self, name: str) -> dict[str, Any]:
         return view_pool(self._pool(name)).as_dict()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice, zip_longest
+from typing import Any
 
 from raypool.core.broker import Broker
 from raypool.core.explain import explanation_of
@@ -23,7 +24,7 @@ def page_of(
 
     waiting: of one pool: in the order of its line, then who stands aside there. Of all pools: the first of each
     line, by the pool's name, then the second of each; one that waits in several pools counts in its most preferred;
-    then who stands aside everywhere.
+    then who stands aside everywhere. `places_of` tells the places by which they are ordered.
     running: what holds room, also what is being placed: those who have to leave, who leaves soonest first, then the
     others in order of submission.
     ended: who ended last comes first.
@@ -42,26 +43,39 @@ def page_of(
         return list(islice(chosen, first, first + count)), len(everybody)
     if kind == "running":
         everybody = [
-            one for one in broker.requests.values() if _holds(one) and asked_for(one) and pool in (None, _place(one))
+            one
+            for one in broker.requests.values()
+            if one.current is not None and asked_for(one) and pool in (None, _pool_of(one))
         ]
         everybody.sort(key=lambda one: (one.deadline is None, one.deadline or 0.0, one.number))
         return everybody[first : first + count], len(everybody)
     everybody = [
         one
         for one in broker.requests.values()
-        if one.status is not None and one.status.terminal and asked_for(one) and pool in (None, _place(one))
+        if one.status is not None and one.status.terminal and asked_for(one) and pool in (None, _pool_of(one))
     ]
     last = heapq.nlargest(first + count, everybody, key=lambda one: (one.ended_at or 0.0, one.number))
     return last[first:], len(everybody)
 
 
 def view_page(
-    broker: Broker, requests: Iterable[Request], in_all: int, first: int, etas: Mapping[str, Eta]
+    broker: Broker, requests: list[Request], in_all: int, first: int, etas: Mapping[str, Eta], pool: str | None = None
 ) -> PageView:
-    chosen = list(requests)
-    borrowed = _borrowed_by(chosen)
-    views = [view_request(broker, one, borrowed.get(one.id, {}), etas.get(one.id, UNKNOWN)) for one in chosen]
-    return PageView(views, in_all, first)
+    """pool: of whose requests it is a page, if of one's only."""
+    borrowed = _borrowed_by(requests)
+    views = [view_request(broker, one, borrowed.get(one.id, {}), etas.get(one.id, UNKNOWN)) for one in requests]
+    return PageView(views, in_all, first, places_of(requests, pool))
+
+
+def places_of(requests: Iterable[Request], pool: str | None) -> dict[str, list[Any]]:
+    """By id: [a pool, the place in its line, from 1], of those that stand in that pool's line; pool=None: of each in
+    its most preferred."""
+    found: dict[str, list[Any]] = {}
+    for one in requests:
+        if one.waiting and one.queued and (pool is None or pool in one.queued):
+            where = by_preference(one)[0] if pool is None else one.queued[pool]
+            found[one.id] = [where.name, explanation_of(where).position(one)]
+    return found
 
 
 def _borrowed_by(requests: Iterable[Request]) -> dict[str, dict[str, int]]:
@@ -84,10 +98,6 @@ def _lines(broker: Broker, names: Iterable[str], once: bool) -> Iterator[Request
                 yield request
 
 
-def _holds(request: Request) -> bool:
-    return request.current is not None
-
-
-def _place(request: Request) -> str | None:
+def _pool_of(request: Request) -> str | None:
     allocation = request.allocation
     return allocation.pool.name if allocation is not None and allocation.pool is not None else None
