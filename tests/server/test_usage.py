@@ -88,6 +88,15 @@ def test_a_timeline_has_means_and_none_where_nothing_is_known():
     assert (gpu["components"], gpu["borrowed"]) == ({"red": [None, 4, 4]}, {"red": [None, 4, 4]})
 
 
+def test_a_timeline_of_one_pool_is_its_part_of_that_of_all():
+    usage = Usage()
+    usage.begin(0.0, {"p": level(red=4), "q": level(blue=1)})
+    spans = usage.spans(0.0, 290.0)
+    everything = timeline(spans, 0.0, 290.0, 60)
+    assert timeline(spans, 0.0, 290.0, 60, "q") == {**everything, "pools": {"q": everything["pools"]["q"]}}
+    assert timeline(spans, 0.0, 290.0, 60, "none")["pools"] == {}
+
+
 def test_steps_are_whole_minutes_or_hours_and_not_too_many():
     assert [step_of(asked, 3_600, False) for asked in (1, 60, 61, 90)] == [60, 60, 120, 120]
     assert step_of(60, 30 * 86_400, True) == 3_600

@@ -305,10 +305,14 @@ class Client:
             after = answer["last"]
             yield from map(EventView.from_dict, answer["events"])
 
-    def usage(self, since_seconds: float = 6 * 3600.0, step_seconds: float = 60.0) -> UsageView:
+    def usage(
+        self, since_seconds: float = 6 * 3600.0, step_seconds: float = 60.0, *, pool: str | None = None
+    ) -> UsageView:
         """Who used how much of each pool in the last so many seconds, as means over steps. Exact: from the figures at
-        every decision. Steps are whole minutes, whole hours where more than a day is asked for, and 2,000 at most."""
-        return UsageView.from_dict(self._line.call("usage", since_seconds, step_seconds, timeout_seconds=60.0))
+        every decision. Steps are whole minutes, whole hours where more than a day is asked for, and 2,000 at most.
+        pool: of that one only, which costs the broker far less where there are many."""
+        answer = self._line.call("usage", since_seconds, step_seconds, pool, timeout_seconds=60.0)
+        return UsageView.from_dict(answer)
 
     def report(self, since_seconds: float = 7 * 86_400.0) -> ReportView:
         """What each component had reserved, used, borrowed, lent and lost to preemption, and how long it waited."""

@@ -692,14 +692,14 @@ class PoolBroker:
         about = {"component": component, "pool": pool, "request": request_id, "kind": kind}
         return await self._trail.next_events(after, limit, min(timeout_seconds, WATCH_MOST_SECONDS), **about)
 
-    async def usage(self, since_seconds: float, step_seconds: float) -> dict[str, Any]:
-        """Who used how much, as means over steps, until now: see `usage.timeline`. A step is a whole number of
-        minutes, or of hours where minutes are not kept any more, and there are 2,000 at most: it may be longer than
-        was asked for."""
+    async def usage(self, since_seconds: float, step_seconds: float, pool: str | None = None) -> dict[str, Any]:
+        """Who used how much, of one pool or of all, as means over steps, until now: see `usage.timeline`. A step is a
+        whole number of minutes, or of hours where minutes are not kept any more, and there are 2,000 at most: it may
+        be longer than was asked for."""
         now = self._now()
         since = max(now - since_seconds, 0.0)
         spans, hours = await self._trail.spans(since)
-        return timeline(spans, since, now, step_of(step_seconds, since_seconds, hours))
+        return timeline(spans, since, now, step_of(step_seconds, since_seconds, hours), pool)
 
     async def report(self, since_seconds: float) -> dict[str, Any]:
         """What each component used, waited for and lost, until now: {"since", "until", "rows"}; see

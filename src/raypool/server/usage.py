@@ -453,10 +453,12 @@ def step_of(asked: float, since_seconds: float, hours: bool) -> int:
     return max(math.ceil(max(asked, since_seconds / MOST_STEPS) / unit), 1) * unit
 
 
-def timeline(spans: Iterable[Span], since: float, until: float, step: int) -> dict[str, Any]:
+def timeline(
+    spans: Iterable[Span], since: float, until: float, step: int, only: str | None = None
+) -> dict[str, Any]:
     """Means over steps: {"times": the beginning of each, "step_seconds", "pools": {pool: {key: {"capacity": [...],
     "components": {component: [...]}, "borrowed": {component: [...]}}}}}. None where nothing is known. The types of a
-    component are put together."""
+    component are put together. only: of that pool, which takes far less time than all."""
     first = _floor(since, step)
     count = max(-(-int(until - first) // step), 1)
     seconds = [0.0] * count
@@ -477,8 +479,11 @@ def timeline(spans: Iterable[Span], since: float, until: float, step: int) -> di
             continue
         seconds[at] += span.seconds
         for (pool, key), amount in span.capacity.items():
-            series(pool, key, "capacity")[at] += amount
+            if only is None or pool == only:
+                series(pool, key, "capacity")[at] += amount
         for (pool, component, _, key), cell in span.cells.items():
+            if only is not None and pool != only:
+                continue
             if cell.used:
                 series(pool, key, "components", component)[at] += cell.used
             if cell.borrowed:
