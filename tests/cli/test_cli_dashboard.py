@@ -50,6 +50,12 @@ def test_actions_need_a_token_where_others_reach_it(
     ]
 
 
+@pytest.mark.parametrize("token", [" ", "secret ", "gehéim", "a\nb"])
+def test_a_token_that_a_browser_could_not_send_is_refused(cli: Cli, asked: list[tuple[Any, int]], token: str) -> None:
+    assert "the token must be of ASCII" in cli("dashboard", "--token", token, code=2).stderr
+    assert not asked
+
+
 def test_it_says_that_others_see_it_where_they_do(cli: Cli, asked: list[tuple[Any, int]]) -> None:
     assert "whoever reaches this port sees it" in cli("dashboard", "--host", "0.0.0.0").stderr
     assert cli("dashboard").stderr == ""

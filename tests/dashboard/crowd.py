@@ -56,9 +56,9 @@ class PagedClient(CoreClient):
         count: int = 50,
     ) -> PageView:
         chosen, in_all = page_of(self.broker, kind, pool, component, skip, count)
-        return view_page(self.broker, chosen, in_all, skip, {})
+        return view_page(self.broker, chosen, in_all, skip, {}, pool)
 
-    def usage(self, since_seconds: float, step_seconds: float) -> UsageView:
+    def usage(self, since_seconds: float, step_seconds: float, *, pool: str | None = None) -> UsageView:
         return self.used
 
     def events(

@@ -28,13 +28,15 @@ HOST, PORT = "127.0.0.1", 8266
 @connection.address_option()
 def dashboard(port: int, host: str, allow_actions: bool, token: str) -> None:
     """Show pools, queue and allocations in a browser, live. Ctrl-C ends it."""
-    from raypool.dashboard.guards import Guard, is_loopback
+    from raypool.dashboard.guards import Guard, is_loopback, is_token
     from raypool.dashboard.serving import serve
 
     if allow_actions and not token and not is_loopback(host):
         raise click.UsageError(
             f"--allow-actions on '{host}', which others reach, needs a token: set RAYPOOL_DASHBOARD_TOKEN"
         )
+    if token and not is_token(token):
+        raise click.UsageError("the token must be of ASCII letters, digits and signs, with no space around it")
     connection.connect()  # what is wrong shows here, and not on the page
     guard = Guard(host, token, allow_actions)
 

@@ -118,7 +118,7 @@ class Feed:
     def __init__(self, connect: Callable[[], Client], now: Callable[[], float] = time.time) -> None:
         self.broker = Broker(connect)
         self._now = now
-        self._link: dict[str, Any] = {"up": False, "since": None, "why": "", "looked_at": None}
+        self._link: dict[str, Any] = {"up": False, "why": "", "looked_at": None}
         self._viewers: dict[Viewer, None] = {}
         self._somebody_is_new = asyncio.Event()
         self._whole: dict[str, str] = {}
@@ -209,7 +209,7 @@ class Feed:
         asking = asyncio.get_running_loop().run_in_executor(self._looks, self._ask, looks)
         done, _ = await asyncio.wait({asking}, timeout=SILENT_SECONDS)
         if not done:
-            self._lost(f"it has not answered for {SILENT_SECONDS:g} s")
+            self._lost(f"the broker has not answered for {SILENT_SECONDS:g} s")
         try:
             whole, pages = await asking
         except RaypoolError as error:
@@ -218,7 +218,7 @@ class Feed:
         if done:  # else it was away, and the time was not its own
             ended = time.monotonic()
             self._rest.charge(ended, min(ended - began, MOST_OF_LOOK_SECONDS))
-        self._link = {"up": True, "since": None, "why": "", "looked_at": self._now()}
+        self._link = {"up": True, "why": "", "looked_at": self._now()}
         self._whole = _as_json(whole)
         wanted = {viewer.look for viewer in self._viewers}
         self._pages = {look: parts for look, parts in self._pages.items() if look in wanted}
@@ -251,9 +251,7 @@ class Feed:
         )
 
     def _lost(self, why: str) -> None:
-        if self._link["up"] or self._link["why"] != why:
-            since = self._link["since"] or self._now()
-            self._link = {**self._link, "up": False, "since": since, "why": why}
+        self._link = {**self._link, "up": False, "why": why}
         self._tell_all()
 
     # --- why the first one waits --------------------------------------------------------------

@@ -32,15 +32,19 @@ def parts_of_broker(view: BrokerView) -> Parts:
 
 
 def parts_of_page(kind: str, page: PageView) -> Parts:
-    ids = [one.id for one in page.requests]
-    parts: Parts = {kind: {"ids": ids, "in_all": page.in_all, "first": page.first}}
-    for one in page.requests:
-        parts[f"request:{one.id}"] = row_of(one)
+    rows = rows_of(page)
+    parts: Parts = {kind: {"ids": [row["id"] for row in rows], "in_all": page.in_all, "first": page.first}}
+    for row in rows:
+        parts[f"request:{row['id']}"] = row
     return parts
 
 
-def row_of(view: RequestView) -> dict[str, Any]:
-    """What a table shows of a request."""
+def rows_of(page: PageView) -> list[dict[str, Any]]:
+    """What a table shows of each request."""
+    return [_row_of(one, page.places.get(one.id)) for one in page.requests]
+
+
+def _row_of(view: RequestView, place: list[Any] | None) -> dict[str, Any]:
     row = {
         "id": view.id,
         "component": component_of(view.component, view.component_type),
@@ -54,7 +58,7 @@ def row_of(view: RequestView) -> dict[str, Any]:
         "rule": view.rule,
     }
     if view.status == "pending" and not view.placing:
-        return {**row, "position": view.position, "reasons": view.reasons, "eta": view.eta}
+        return {**row, "place": place, "reasons": view.reasons, "eta": view.eta}
     return {
         **row,
         "pool": view.pool or next(iter(view.reasons), None),

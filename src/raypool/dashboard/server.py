@@ -13,7 +13,6 @@ import gzip
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from typing import Any, TypeVar
 
@@ -21,8 +20,9 @@ from aiohttp import web
 
 from raypool.client.client import Client
 from raypool.dashboard.feed import ROWS, Feed, Look
-from raypool.dashboard.guards import COOKIE, Guard
-from raypool.dashboard.rows import row_of
+from raypool.dashboard.guards import Guard
+from raypool.dashboard.questions import Questions
+from raypool.dashboard.rows import rows_of
 from raypool.dashboard.timeline import LONGEST_SECONDS, timeline_of
 from raypool.errors import BrokerUnavailable, RaypoolError, Refused, SpecError
 from raypool.version import __version__
@@ -36,11 +36,11 @@ MOST_VIEWERS = 200
 BEAT_SECONDS = 5.0
 """A live page is told the time at least so often, so that it sees when this process is gone."""
 
-QUESTION_SECONDS = 15.0
-"""A question that was not answered for so long is answered with 503."""
+FIRST_SECONDS = 15.0
+"""Who asks for the state waits at most so long for a look at it."""
 
-MOST_QUESTIONS = 32
-"""Questions that wait for an answer; one more is answered with 503."""
+FRESH_SECONDS = {"page": 3.0, "request": 2.0, "timeline": 10.0}
+"""How old an answer may be that is given to who asks again: somewhat less than after which the page does."""
 
 MOST_BYTES = 256 * 1024
 """Of what a page may send."""
@@ -57,6 +57,9 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+
+_STREAM = {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
+"""The second is for proxies of nginx's kind: a message is not kept back until there are more."""
 
 _STATIC = {
     "index.html": "text/html; charset=utf-8",
@@ -79,8 +82,7 @@ class Dashboard:
         self.feed = Feed(connect)
         self._guard = guard
         self._by = by
-        self._questions = ThreadPoolExecutor(2, "raypool-dashboard-questions")
-        self._asked = 0
+        self._questions = Questions(self.feed.broker, lambda: self.feed.away)
         self._files = {name: gzip.compress(_read(name), mtime=0) for name in _STATIC}
 
     def application(self) -> web.Application:
@@ -113,7 +115,7 @@ class Dashboard:
         yield
         self.asking.cancel()
         await asyncio.wait({self.asking})
-        self._questions.shutdown(wait=False, cancel_futures=True)
+        self._questions.close()
 
     # --- before and after every answer --------------------------------------------------------
 
@@ -150,25 +152,6 @@ class Dashboard:
                 return _error(403, why)
         return None
 
-    async def _ask(self, question: Callable[[Client], T]) -> T:
-        """On a thread. Raises what the question raises, and BrokerUnavailable when it takes too long."""
-        if self.feed.away:
-            raise BrokerUnavailable(f"the broker does not answer: {self.feed.away}")
-        if self._asked >= MOST_QUESTIONS:
-            raise BrokerUnavailable("too many questions are waiting for an answer; ask again in a moment")
-        self._asked += 1
-        asking = asyncio.get_running_loop().run_in_executor(self._questions, lambda: self.feed.broker.ask(question))
-        asking.add_done_callback(self._answered)
-        done, _ = await asyncio.wait({asking}, timeout=QUESTION_SECONDS)
-        if not done:
-            raise BrokerUnavailable(f"the broker has not answered for {QUESTION_SECONDS:g} s")
-        return asking.result()
-
-    def _answered(self, asking: asyncio.Future[Any]) -> None:
-        self._asked -= 1
-        if not asking.cancelled():
-            asking.exception()  # who asked may have gone
-
     # --- the page -----------------------------------------------------------------------------
 
     async def _page(self, request: web.Request) -> web.Response:
@@ -182,7 +165,7 @@ class Dashboard:
     async def _session(self, request: web.Request) -> web.Response:
         answer = _json({"version": __version__, "actions": self._guard.actions, "csrf": self._guard.csrf})
         if self._guard.token:
-            answer.set_cookie(COOKIE, self._guard.token, httponly=True, samesite="Strict", path="/")
+            answer.set_cookie(*self._guard.cookie, httponly=True, samesite="Strict", path="/")
         return answer
 
     # --- what is seen -------------------------------------------------------------------------
@@ -190,8 +173,10 @@ class Dashboard:
     async def _state(self, request: web.Request) -> web.Response:
         """All at once, as the first message of a live page."""
         look = _look(request.query)
+        if self.feed.viewers >= MOST_VIEWERS:
+            return _too_many()
         with self.feed.viewer(look) as viewer:
-            deadline = time.monotonic() + QUESTION_SECONDS
+            deadline = time.monotonic() + FIRST_SECONDS
             while not self.feed.has(look) and time.monotonic() < deadline and not self.feed.away:
                 viewer.news.clear()
                 await _wait(viewer.news, deadline - time.monotonic())
@@ -200,8 +185,8 @@ class Dashboard:
     async def _live(self, request: web.Request) -> web.StreamResponse:
         look = _look(request.query)
         if self.feed.viewers >= MOST_VIEWERS:
-            return _error(503, f"{MOST_VIEWERS} pages are open already")
-        stream = web.StreamResponse(headers={**_HEADERS, "Content-Type": "text/event-stream"})
+            return _too_many()
+        stream = web.StreamResponse(headers={**_HEADERS, **_STREAM})
         await stream.prepare(request)
         with self.feed.viewer(look) as viewer:
             while not _is_over(request):
@@ -214,18 +199,18 @@ class Dashboard:
 
     async def _some(self, request: web.Request) -> web.Response:
         query = request.query
-        kind = query.get("kind", "waiting")
-        page = await self._ask(
-            lambda client: client.page(
-                kind,
-                pool=query.get("pool") or None,
-                component=query.get("component") or None,
-                skip=_number(query, "first"),
-                count=_number(query, "count", ROWS),
-            )
+        kind, pool, component = (
+            query.get("kind", "waiting"),
+            query.get("pool") or None,
+            query.get("component") or None,
         )
-        rows = [row_of(one) for one in page.requests]
-        return _json({"requests": rows, "in_all": page.in_all, "first": page.first})
+        skip, count = _number(query, "first"), _number(query, "count", ROWS)
+        page = await self._questions.ask_again(
+            ("page", kind, pool, component, skip, count),
+            FRESH_SECONDS["page"],
+            lambda client: client.page(kind, pool=pool, component=component, skip=skip, count=count),
+        )
+        return _json({"requests": rows_of(page), "in_all": page.in_all, "first": page.first})
 
     async def _request(self, request: web.Request) -> web.Response:
         """All of one request, why it is as it is, and what happened to it as far as the broker kept that."""
@@ -233,25 +218,31 @@ class Dashboard:
 
         def ask(client: Client) -> dict[str, Any]:
             view = client.request(id)
-            told = client.events(request=view.id)  # also those of whom it had to leave
+            told = client.events(request=view.id, since=view.submitted_at)  # also those of whom it had to leave
             return {
+                "at": time.time(),
                 "request": {**view.as_dict(), "eta": view.eta, "story": view.story},
                 "why": client.why(view.id).as_dict(),
                 "events": [one.as_dict() for one in told if one.request == view.id],
             }
 
-        return _json({"now": time.time(), **await self._ask(ask)})
+        told = await self._questions.ask_again(("request", id), FRESH_SECONDS["request"], ask)
+        return _json({"now": time.time(), **told})
 
     async def _timeline(self, request: web.Request) -> web.Response:
         pool = request.query.get("pool", "")
-        now = time.time()
         seconds = min(max(_number(request.query, "seconds", 3600), 60), int(LONGEST_SECONDS))
-        return _json(await self._ask(lambda client: timeline_of(client, pool, now - seconds, now)))
+        told = await self._questions.ask_again(
+            ("timeline", pool, seconds),
+            FRESH_SECONDS["timeline"],
+            lambda client: timeline_of(client, pool, seconds, time.time()),
+        )
+        return _json(told)
 
     async def _policies(self, request: web.Request) -> web.Response:
         """As they are written, which is what a change begins with; a view has what holds now."""
         pool = request.query.get("pool", "")
-        config = await self._ask(lambda client: client.config())
+        config = await self._questions.ask(lambda client: client.config())
         return _json({"policies": [one.dump() for one in config.policies if one.pool == pool]})
 
     # --- what is changed ----------------------------------------------------------------------
@@ -259,12 +250,12 @@ class Dashboard:
     async def _cancel(self, request: web.Request) -> web.Response:
         id = request.match_info["id"]
         reason = str((await _body(request)).get("reason") or "cancelled by an operator")
-        view = await self._ask(lambda client: client.cancel(id, reason))
+        view = await self._changed(lambda client: client.cancel(id, reason))
         return _json({"request": {**view.as_dict(), "eta": view.eta, "story": view.story}})
 
     async def _preview(self, request: web.Request) -> web.Response:
         config = _config(await _body(request))
-        view = await self._ask(lambda client: client.preview(config))
+        view = await self._questions.ask(lambda client: client.preview(config))
         return _json(view.as_dict())
 
     async def _apply(self, request: web.Request) -> web.Response:
@@ -282,7 +273,13 @@ class Dashboard:
                 )
             return client.apply(config, by=self._by, note=note)
 
-        return _json({"warnings": await self._ask(change)})
+        return _json({"warnings": await self._changed(change)})
+
+    async def _changed(self, change: Callable[[Client], T]) -> T:
+        try:
+            return await self._questions.ask(change)
+        finally:
+            self._questions.forget()
 
 
 def _config(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -346,6 +343,10 @@ def _text(text: str) -> web.Response:
     if len(text) > 2_000:
         answer.enable_compression()
     return answer
+
+
+def _too_many() -> web.Response:
+    return _error(503, f"{MOST_VIEWERS} pages are open already: close one, and this one goes on by itself")
 
 
 def _error(status: int, sentence: str, faults: tuple[str, ...] = ()) -> web.Response:

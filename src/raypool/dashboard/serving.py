@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable
 
@@ -36,7 +37,12 @@ async def _serve(dashboard: Dashboard, host: str, port: int, ready: Callable[[st
         try:
             await site.start()
         except OSError as error:
-            raise Refused(f"cannot listen on {host} port {port}: {error.strerror}; give another --port") from None
+            why = (
+                os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror
+            )  # a name's has no such number
+            raise Refused(
+                f"cannot listen on {host} port {port} ({why}); give another --port, or a --host of this machine"
+            ) from None
         ready(f"http://{_named(host)}:{runner.addresses[0][1]}")
         told = asyncio.create_task(over.wait())
         await asyncio.wait({told, dashboard.asking}, return_when=asyncio.FIRST_COMPLETED)

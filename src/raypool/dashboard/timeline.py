@@ -14,16 +14,19 @@ STEPS = 240
 MOST_EVICTIONS = 200
 
 
-def timeline_of(client: Client, pool: str, since: float, now: float) -> dict[str, Any]:
-    """`times`, and by key `capacity`, `components`, `borrowed` as means over the steps that begin then; `evictions`,
-    the last first. Begins with the first step of which anything is known; what is not known later is 0. Blocks."""
-    usage = client.usage(since_seconds=now - since, step_seconds=(now - since) / STEPS)
+def timeline_of(client: Client, pool: str, seconds: float, now: float) -> dict[str, Any]:
+    """Of the last so many seconds: `times`, and by key `capacity`, `components`, `borrowed` as means over the steps
+    of `step_seconds` that begin then, None where nothing is known; the first is one of which something is.
+    `evictions`: the last first, `most_evictions` at most. Blocks."""
+    usage = client.usage(since_seconds=seconds, step_seconds=seconds / STEPS, pool=pool)
     keys = usage.pools.get(pool, {})
     known = [at for lines in keys.values() for at, one in enumerate(lines["capacity"]) if one is not None]
     begins = min(known, default=len(usage.times))
+    since = now - seconds
     evicted = client.events(since=since, pool=pool, kind="evicted", limit=MOST_EVICTIONS)
     return {
         "times": usage.times[begins:],
+        "step_seconds": usage.step_seconds,
         "keys": {key: _from(lines, begins) for key, lines in keys.items()},
         "since": since,
         "now": now,
@@ -31,15 +34,12 @@ def timeline_of(client: Client, pool: str, since: float, now: float) -> dict[str
             {name: getattr(one, name) for name in ("at", "request", "component", "by", "rule", "why")}
             for one in reversed(evicted)
         ],
+        "most_evictions": MOST_EVICTIONS,
     }
 
 
 def _from(lines: dict[str, Any], begins: int) -> dict[str, Any]:
-    def figures(line: list[float | None]) -> list[float]:
-        return [amount or 0 for amount in line[begins:]]
-
     return {
-        "capacity": figures(lines["capacity"]),
-        "components": {name: figures(line) for name, line in lines["components"].items()},
-        "borrowed": {name: figures(line) for name, line in lines["borrowed"].items()},
+        "capacity": lines["capacity"][begins:],
+        **{what: {name: line[begins:] for name, line in lines[what].items()} for what in ("components", "borrowed")},
     }

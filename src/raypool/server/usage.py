@@ -453,9 +453,7 @@ def step_of(asked: float, since_seconds: float, hours: bool) -> int:
     return max(math.ceil(max(asked, since_seconds / MOST_STEPS) / unit), 1) * unit
 
 
-def timeline(
-    spans: Iterable[Span], since: float, until: float, step: int, only: str | None = None
-) -> dict[str, Any]:
+def timeline(spans: Iterable[Span], since: float, until: float, step: int, only: str | None = None) -> dict[str, Any]:
     """Means over steps: {"times": the beginning of each, "step_seconds", "pools": {pool: {key: {"capacity": [...],
     "components": {component: [...]}, "borrowed": {component: [...]}}}}}. None where nothing is known. The types of a
     component are put together. only: of that pool, which takes far less time than all."""
