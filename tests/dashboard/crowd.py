@@ -6,6 +6,7 @@ python -m tests.dashboard.crowd --port 8266     # 50 pools, 5,000 requests, unti
 from __future__ import annotations
 
 import argparse
+import threading
 import time
 from typing import Any
 
@@ -20,14 +21,18 @@ from raypool.view import EventView, PageView, PreviewView, RequestView, UsageVie
 
 from ..cli.conftest import CoreClient
 
+CALLS = ("status", "page", "why", "request", "submit", "cancel", "apply", "preview", "config", "usage", "events")
+
 MARKUP = "<img src=x onerror=document.title='broken'><b>bold</b>"
 """What somebody may call his request."""
 
 
 class PagedClient(CoreClient):
-    """With what the dashboard asks, and a clock that goes. away: raised by every call, if it is set."""
+    """With what the dashboard asks, and a clock that goes. away: raised by every call, if it is set. Calls of several
+    threads are answered one after the other."""
 
     def __init__(self) -> None:
+        self._one_at_a_time = threading.RLock()
         super().__init__()
         self.now = time.time()
         self.away: Exception | None = None
@@ -37,11 +42,18 @@ class PagedClient(CoreClient):
         self.happened: list[EventView] = []
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("status", "page", "why", "request", "cancel", "apply", "preview", "config"):
-            if self.away is not None:
-                raise self.away
-            self.calls.append(name)
-        return super().__getattribute__(name)
+        found = super().__getattribute__(name)
+        if name not in CALLS:
+            return found
+        if self.away is not None:
+            raise self.away
+        self.calls.append(name)
+
+        def call(*args: Any, **more: Any) -> Any:
+            with self._one_at_a_time:
+                return found(*args, **more)
+
+        return call
 
     def _starts(self, broker: Broker) -> dict[str, Eta]:
         return {} if self.no_forecasts else super()._starts(broker)

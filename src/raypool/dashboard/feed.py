@@ -87,10 +87,10 @@ class Broker:
 
     def ask(self, question: Callable[[Client], T]) -> T:
         """Raises what the question raises."""
-        client = self._client
-        if client is None:
-            client = self._client = self._connect()
         try:
+            client = self._client
+            if client is None:
+                client = self._client = self._connect()
             return question(client)
         except BrokerUnavailable as error:
             if not isinstance(error, BrokerDegraded):
@@ -204,24 +204,37 @@ class Feed:
         await asyncio.sleep(max(self._rest.left(time.monotonic()) - ADVANCE_SECONDS, 0.0))
 
     async def _look(self) -> None:
-        began = time.monotonic()
+        """Who is new is told his rows first: he sees the pools already, as they were at the last look."""
         looks = self._whose_turn_it_is()
-        asking = asyncio.get_running_loop().run_in_executor(self._looks, self._ask, looks)
-        done, _ = await asyncio.wait({asking}, timeout=SILENT_SECONDS)
-        if not done:
-            self._lost(f"the broker has not answered for {SILENT_SECONDS:g} s")
+        new = [look for look in looks if self._whole and look not in self._pages]
+        known = [look for look in looks if look not in new]
+        wanted = {viewer.look for viewer in self._viewers}
+        self._pages = {look: parts for look, parts in self._pages.items() if look in wanted}
         try:
-            whole, pages = await asking
+            if new:
+                self._take(await self._asked(lambda: self._pages_of(new)))
+            whole, pages = await self._asked(lambda: (self._parts_of_broker(), self._pages_of(known)))
         except RaypoolError as error:
             self._lost(str(error))
             return
+        self._whole = _as_json(whole)
+        self._take(pages)
+
+    async def _asked(self, question: Callable[[], T]) -> T:
+        """Asks on the thread that looks, charges its time, and says whether the broker answers."""
+        began = time.monotonic()
+        asking = asyncio.get_running_loop().run_in_executor(self._looks, question)
+        done, _ = await asyncio.wait({asking}, timeout=SILENT_SECONDS)
+        if not done:
+            self._lost(f"the broker has not answered for {SILENT_SECONDS:g} s")
+        answer = await asking
         if done:  # else it was away, and the time was not its own
             ended = time.monotonic()
             self._rest.charge(ended, min(ended - began, MOST_OF_LOOK_SECONDS))
         self._link = {"up": True, "why": "", "looked_at": self._now()}
-        self._whole = _as_json(whole)
-        wanted = {viewer.look for viewer in self._viewers}
-        self._pages = {look: parts for look, parts in self._pages.items() if look in wanted}
+        return answer
+
+    def _take(self, pages: dict[Look, Parts]) -> None:
         for look, parts in pages.items():
             self._pages[look] = _as_json({**parts, **self._first(look, parts)})
         self._tell_all()
@@ -235,11 +248,11 @@ class Feed:
             self._turn = (self._turn + MOST_LOOKS) % len(known) if len(looks) > MOST_LOOKS else 0
         return [*new, *known[self._turn :], *known[: self._turn]][:MOST_LOOKS]
 
-    def _ask(self, looks: list[Look]) -> tuple[Parts, dict[Look, Parts]]:
-        """On the thread that looks."""
-        view = self.broker.ask(lambda client: client.status())
-        pages = {look: {**self._page("waiting", look), **self._page("running", look)} for look in looks}
-        return parts_of_broker(view), pages
+    def _parts_of_broker(self) -> Parts:
+        return parts_of_broker(self.broker.ask(lambda client: client.status()))
+
+    def _pages_of(self, looks: list[Look]) -> dict[Look, Parts]:
+        return {look: {**self._page("waiting", look), **self._page("running", look)} for look in looks}
 
     def _page(self, kind: str, look: Look) -> Parts:
         skip = look.waiting if kind == "waiting" else look.running
