@@ -8,7 +8,10 @@ import functools
 import json
 import os
 import re
+import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
@@ -289,6 +292,31 @@ async def test_a_dashboard_that_cannot_go_on_says_why(monkeypatch, trouble, rais
     host, port = trouble(monkeypatch, broker)
     with pytest.raises(raised, match=told):
         await serving._serve(Dashboard(lambda: broker, Guard("127.0.0.1")), host, port, lambda url: None)
+
+
+SILENT_BROKER = """
+import threading
+from raypool.dashboard.guards import Guard
+from raypool.dashboard.serving import serve
+
+class Client:
+    def status(self):
+        print("asked", flush=True)
+        threading.Event().wait()
+
+serve(Client, Guard("127.0.0.1"), 0, lambda url: None)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_ends_when_it_is_told_to_though_the_broker_does_not_answer(number):
+    with subprocess.Popen([sys.executable, "-c", SILENT_BROKER], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "asked\n"
+            process.send_signal(number)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
 
 
 # --- what it costs the broker -----------------------------------------------------------------

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -84,9 +85,17 @@ class Broker:
     def __init__(self, connect: Callable[[], Client]) -> None:
         self._connect = connect
         self._client: Client | None = None
+        self._asked: set[int] = set()
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a thread waits for an answer."""
+        return bool(self._asked)
 
     def ask(self, question: Callable[[Client], T]) -> T:
         """Raises what the question raises."""
+        thread = threading.get_ident()
+        self._asked.add(thread)
         try:
             client = self._client
             if client is None:
@@ -96,6 +105,8 @@ class Broker:
             if not isinstance(error, BrokerDegraded):
                 self._client = None  # `raypool stop` and `start` make another
             raise
+        finally:
+            self._asked.discard(thread)
 
 
 class Rest:

@@ -100,7 +100,7 @@ class Dashboard:
             "/api/timeline": self._timeline,
             "/api/policies": self._policies,
         }.items():
-            app.router.add_get(path, get)
+            app.router.add_get(path, get, allow_head=False)
         for path, post in {
             "/api/requests/{id}/cancel": self._cancel,
             "/api/preview": self._preview,
