@@ -64,11 +64,9 @@ def look(chrome: webdriver.Chrome, size: tuple[int, int] = WIDE, dark: bool = Fa
     chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
 
 
-def picture(chrome: webdriver.Chrome, file: Path, whole: bool = False) -> None:
-    """A PNG of what is in view, or of the whole page."""
-    taken: dict[str, Any] = chrome.execute_cdp_cmd(
-        "Page.captureScreenshot", {"format": "png", "captureBeyondViewport": whole}
-    )
+def picture(chrome: webdriver.Chrome, file: Path) -> None:
+    """A PNG of what is in view."""
+    taken: dict[str, Any] = chrome.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(base64.b64decode(taken["data"]))
 

@@ -314,7 +314,7 @@ def test_it_ends_when_it_is_told_to_though_the_broker_does_not_answer(number):
         try:
             assert process.stdout.readline() == "asked\n"
             process.send_signal(number)
-            assert process.wait(30) == 0
+            assert process.wait(60) == 0
         finally:
             process.kill()
 

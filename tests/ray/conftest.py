@@ -18,7 +18,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -26,8 +26,14 @@ os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="rp", dir="/tmp")
 
 import ray
 from ray.cluster_utils import Cluster
+from selenium.webdriver import Chrome
 
 import raypool
+
+from ..browser import browser, complaints, look
+
+if TYPE_CHECKING:
+    from .page import Page
 
 SRC = Path(__file__).parents[2] / "src"
 SMALL_STORE = 80 * 1024 * 1024
@@ -55,6 +61,22 @@ def until(true: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:
             return value
         time.sleep(0.02)
     raise AssertionError(f"not within {seconds:g} s: {what}")
+
+
+@pytest.fixture(scope="module")
+def chrome() -> Iterator[Chrome]:
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture
+def page(chrome: Chrome) -> Page:
+    """Of the wide size, light."""
+    from .page import Page
+
+    look(chrome)
+    complaints(chrome)
+    return Page(chrome)
 
 
 @pytest.fixture(scope="module")
