@@ -507,6 +507,20 @@ def test_usage_and_the_report_are_answered(tmp_path):
     run(story)
 
 
+def test_a_broker_younger_than_what_is_asked_for_is_told_by_the_minute_though_an_hour_is_over(tmp_path):
+    async def story():
+        async with world_in(tmp_path) as world:
+            await world.run("a", gpu=4)
+            await world.pass_seconds(3_000)
+            assert asyncio.get_running_loop().time() > 3_600 + 120
+            steps = await world.actor.usage(7_200, 60)
+            assert steps["step_seconds"] == 60
+            used = steps["pools"]["p"]["gpu"]["components"]["red"]
+            assert used[-40:] == [pytest.approx(4.0)] * 40 and used[0] is None
+
+    run(story)
+
+
 def test_hours_come_from_the_file_when_the_minutes_are_gone(tmp_path, monkeypatch):
     monkeypatch.setattr(usage_module, "KEPT_MINUTES", 70)
     monkeypatch.setattr(trail_module, "KEPT_MINUTES", 70)

@@ -392,6 +392,8 @@ class Trail:
         until = -(-first // HOUR) * HOUR
         unwritten = [one for one in self._hours if one.start + HOUR > since and one.start < until]
         hours = [*await self._cluster.in_thread(lambda: files.hours(since, until)), *unwritten]
+        while hours and _is_covered(hours[-1], minutes):  # the last of a broker that is not older than its minutes
+            hours.pop()
         if not hours:
             return minutes, False
         end = hours[-1].start + HOUR
@@ -415,6 +417,12 @@ class Trail:
                 pool = broker.pools[name]
                 count(name, request.owner, pool.ledger.by_key(pool.need(request)), 1)
         return counts
+
+
+def _is_covered(hour: Span, minutes: Iterable[Span]) -> bool:
+    """Whether all that is known of the hour is known by the minute, too."""
+    known = sum(one.seconds for one in minutes if hour.start <= one.start < hour.start + HOUR)
+    return hour.seconds <= known + 0.5
 
 
 def _by_event(records: Iterable[Record]) -> Iterator[list[Record]]:
