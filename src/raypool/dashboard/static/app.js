@@ -180,6 +180,10 @@ function query(fields) {
 function begin() {
   const token = new URLSearchParams(location.hash.slice(1)).get("token") || "";
   if (token) history.replaceState(null, "", location.pathname + location.search);
+  const match = location.pathname.match(/^\/requests\/(.+)$/), asked = new URLSearchParams(location.search);
+  if (match) state.request.id = decoded(match[1]);
+  Object.assign(state.look, {pool: asked.get("pool") || "", component: asked.get("component") || ""});
+  if (!token && !match && !document.hidden) connect();  // what is seen is there sooner than the session is
   openSession(token);
 }
 
@@ -196,8 +200,7 @@ async function openSession(token) {
   if (answer.status === 401) return logIn(token ? told.error : "");
   if (!answer.ok) return put($("main"), h("p", {class: "error", role: "alert"}, sentence(told.error)));
   state.session = told;
-  const match = location.pathname.match(/^\/requests\/(.+)$/);
-  if (match) { state.request.id = decoded(match[1]); requestPage(); } else overview();
+  if (state.request.id) requestPage(); else overview();
 }
 
 function decoded(text) {
@@ -232,9 +235,6 @@ function alarm(text) {
 // ---------------------------------------------------------------- the overview, live
 
 function overview() {
-  const asked = new URLSearchParams(location.search);
-  state.look.pool = asked.get("pool") || "";
-  state.look.component = asked.get("component") || "";
   $("nav").hidden = false;
   put($("main"),
     h("h1", {class: "hidden"}, "Who holds what, who waits, and why"),
@@ -259,7 +259,7 @@ function overview() {
           h("option", {value, selected: value === state.timeline.seconds}, words))))),
       h("div", {class: "panel", id: "timeline-panel"}, h("p", {class: "empty"}, "…"))),
     list("ended", "Ended lately", "Requests that are over"));
-  connect();
+  if (state.source) draw(Object.keys(state.parts)); else connect();
   askEnded();
 }
 
@@ -332,7 +332,7 @@ async function connectAgain(source) {
 
 function draw(changed) {
   drawLink();
-  if (!state.parts.broker) return;
+  if (!state.parts.broker || !$("cards")) return;
   const has = (...names) => changed.some((name) => names.some((one) => name === one || (one.endsWith(":") && name.startsWith(one))));
   const recoloured = has("broker", "pool:") && chooseColours();
   if (has("broker", "pool:")) {
@@ -375,8 +375,9 @@ function drawLink() {
 function drawHead() {
   const {warnings, pools: names} = state.parts.broker, place = $("warnings");
   if (differs(place, warnings)) {
-    put(place, warnings.length > 1 ? h("details", {class: "warnings"}, h("summary", {}, `${count(warnings.length)} warnings`),
-      h("ul", {}, warnings.map((one) => h("li", {}, one)))) : warnings.map((one) => h("div", {class: "warnings"}, h("b", {}, "Warning: "), one)));
+    const all = h("ul", {}), fill = () => put(all, warnings.map((one) => h("li", {}, one)));
+    put(place, warnings.length > 1 ? h("details", {class: "warnings", ontoggle: fill}, h("summary", {}, `${count(warnings.length)} warnings`), all)
+      : warnings.map((one) => h("div", {class: "warnings"}, h("b", {}, "Warning: "), one)));
   }
   choose($("pool"), ["", ...names], state.look.pool, "all pools");
   const components = new Set(pools().flatMap((pool) => pool.policies.map((one) => one.component)));
@@ -873,19 +874,20 @@ function storyOf(request, events) {
   const tell = (at, rank, words, kind) => found.push({at, rank, item: moment(at, words, kind)});
   tell(submitted, 0, ["submitted: asks for ", amounts(request.demand), request.workers > 1 ? ` in ${request.workers} bundles` : "",
     request.retry_of ? ["; it takes up again ", requestLink(request.retry_of)] : ""]);
+  const nodes = request.nodes.length ? `, on ${plural(new Set(request.nodes).size, "node")}` : "";
   for (const one of events) {
-    const again = one.kind === "granted" && one.at < granted - 0.001;
-    if (!again && (one.kind === "submitted" || one.kind === "granted" || OVER.includes(one.kind))) continue;
+    if (one.kind === "submitted" || OVER.includes(one.kind)) continue;
     const evicted = one.kind === "evicted";
     if (one.kind === "notice") tell(one.at, 3, `notice: it has to be gone by ${clock(one.facts.deadline)}`);
+    else if (one.kind === "granted") tell(one.at, 1, `granted${one.pool ? ` in pool ${one.pool}` : ""}: ${one.why}`);
+    else if (one.kind === "ready") tell(one.at, 2, `runs, ${lasted(one.at - submitted)} after it was submitted${nodes}`);
     else {
       tell(one.at, one.kind === "freed" ? 5 : 2, [one.kind, evicted && one.by.request ? [` for ${one.by.component} `, requestLink(one.by.request)] : "",
         one.why ? `: ${one.why}` : ""], evicted ? "bad" : "");
     }
   }
-  if (granted) {
-    tell(granted, 1, [request.pool ? `granted in pool ${request.pool}` : "granted", ` after ${lasted(granted - submitted)}`,
-      request.nodes.length ? ` on ${plural(new Set(request.nodes).size, "node")}` : "", request.attempt > 1 ? `, at attempt ${request.attempt}` : ""]);
+  if (granted && !events.some((one) => one.kind === "granted")) {
+    tell(granted, 1, `granted${request.pool ? ` in pool ${request.pool}` : ""}, ${lasted(granted - submitted)} after it was submitted${nodes}`);
   }
   const told = events.some((one) => one.kind === "evicted");
   if (request.preempted_by && !told) {
