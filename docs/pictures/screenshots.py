@@ -3,7 +3,8 @@
     python docs/pictures/screenshots.py
 
 A Ray cluster of its own on this machine with twelve fake GPUs, the broker, three teams that borrow, wait and preempt,
-`raypool dashboard`, and headless Chromium (Debian's `chromium` and `chromium-driver`). Takes about two minutes.
+`raypool dashboard`, and headless Chromium (Debian's `chromium` and `chromium-driver`). Takes about five minutes, so
+that the timeline has something to show.
 """
 
 from __future__ import annotations
@@ -73,13 +74,17 @@ def play(client: Any) -> None:
 
     ask("tokenize-3", "team-ml", cpus=2, description="tokens for the next run")
     ask("plots", "sandbox", cpus=1)
+    ask("sweep-16", "sandbox", gpus=1, workers=3, description="seeds")
+    until("sweep-16", "allocated")
+    time.sleep(50)
+    client.release("sweep-16")
     ask("sweep-17", "sandbox", gpus=1, workers=4, description="learning rates")
     until("sweep-17", "allocated")
-    time.sleep(16)
+    time.sleep(50)
     ask("finetune-8b", "team-ml", gpus=2, workers=2, description="8B, second epoch")
     ask("sweep-18", "sandbox", gpus=1, workers=4, description="batch sizes")
     until("sweep-18", "allocated")
-    time.sleep(32)
+    time.sleep(60)
     ask("serve-eu", "production", gpus=3, description="answers for the EU")
     until("sweep-18", "preempting")
     time.sleep(6)
@@ -87,7 +92,7 @@ def play(client: Any) -> None:
     until("serve-eu", "allocated")
     ask("notebook", "sandbox", gpus=1, description="looking at examples")
     until("notebook", "allocated")
-    time.sleep(32)
+    time.sleep(60)
     ask("rollout-us", "production", gpus=3, description="the new model for the US")
     until("sweep-17", "preempting")
     ask("eval-8b", "team-ml", gpus=4, description="evaluation of the second epoch")

@@ -186,7 +186,7 @@ def test_the_page_of_a_request_tells_its_story(cluster: Cluster, busy: Any, page
         page.open(f"{url}/requests/rollout", ".story li")
         page.until_it_says("It may be taken by")
         page.open(f"{url}/requests/nobody", "main .error")
-        assert "there is no request 'nobody'" in page.text("main")
+        assert "There is no request 'nobody'" in page.text("main")
         assert "Cancel" not in page.text()
 
 

@@ -617,7 +617,7 @@ async function askWhy(id) {
 }
 
 function wouldStart(why, title) {
-  if (!why.would_start.length) return h("div", {class: "soft"}, "No single change is known that would start it now.");
+  if (!why.would_start.length) return h("div", {class: "soft"}, `${title}: no single change that is known.`);
   return h("div", {}, h("b", {}, title), h("ul", {}, why.would_start.map((one) => h("li", {}, one.sentence))));
 }
 
