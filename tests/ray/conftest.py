@@ -74,6 +74,7 @@ def page(chrome: Chrome) -> Page:
     """Of the wide size, light."""
     from .page import Page
 
+    chrome.get("about:blank")  # the page of the test before asks no more
     look(chrome)
     complaints(chrome)
     return Page(chrome)
