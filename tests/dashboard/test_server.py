@@ -235,15 +235,15 @@ class Away:
 
 
 @pytest.mark.parametrize(
-    ("trouble", "told"),
-    [(Away, "no broker runs here"), (Silent, "the broker has not answered for 0.1 s")],
+    ("trouble", "silent_seconds", "told"),
+    [(Away, 60.0, "no broker runs here"), (Silent, 0.1, "the broker has not answered for 0.1 s")],
     ids=["away", "silent"],
 )
 @story
 async def test_a_broker_that_does_not_answer_is_said_so_what_was_known_stays_and_it_is_found_again(
-    monkeypatch, trouble, told
+    monkeypatch, trouble, silent_seconds, told
 ):
-    monkeypatch.setattr(feed, "SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(feed, "SILENT_SECONDS", silent_seconds)
     async with watched() as (live, browser, _, broker):
         await live.until(lambda: live.link.get("up") and live.parts.get("waiting"))
         made = trouble(broker)
