@@ -32,7 +32,7 @@ ray: $(STAMP)
 # The pure tests play more random histories here than in `make check`, and die more often. Those with Ray mostly wait:
 # two modules at a time, the longest first, each with clusters of its own.
 test: $(STAMP)
-	RAYPOOL_HISTORIES=60 RAYPOOL_CRASHES=10 $(BIN)/python -m pytest -q -n auto -m "not ray" --ignore tests/ray
+	RAYPOOL_HISTORIES=30 RAYPOOL_CRASHES=5 $(BIN)/python -m pytest -q -n auto -m "not ray" --ignore tests/ray
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "ray and not chaos"
 
 # A short storm first: what is broken shows in minutes.
