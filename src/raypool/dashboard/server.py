@@ -26,6 +26,7 @@ from raypool.dashboard.rows import rows_of
 from raypool.dashboard.timeline import LONGEST_SECONDS, timeline_of
 from raypool.errors import BrokerUnavailable, RaypoolError, Refused, SpecError
 from raypool.version import __version__
+from raypool.view import RequestView
 
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -221,7 +222,7 @@ class Dashboard:
             told = client.events(request=view.id, since=view.submitted_at)  # also those of whom it had to leave
             return {
                 "at": time.time(),
-                "request": {**view.as_dict(), "eta": view.eta, "story": view.story},
+                "request": _whole(view),
                 "why": client.why(view.id).as_dict(),
                 "events": [one.as_dict() for one in told if one.request == view.id],
             }
@@ -251,7 +252,7 @@ class Dashboard:
         id = request.match_info["id"]
         reason = str((await _body(request)).get("reason") or "cancelled by an operator")
         view = await self._changed(lambda client: client.cancel(id, reason))
-        return _json({"request": {**view.as_dict(), "eta": view.eta, "story": view.story}})
+        return _json({"request": _whole(view)})
 
     async def _preview(self, request: web.Request) -> web.Response:
         config = _config(await _body(request))
@@ -280,6 +281,11 @@ class Dashboard:
             return await self._questions.ask(change)
         finally:
             self._questions.forget()
+
+
+def _whole(view: RequestView) -> dict[str, Any]:
+    """A request with the sentences that the page shows of it."""
+    return {**view.as_dict(), "eta": view.eta, "story": view.story}
 
 
 def _config(body: Mapping[str, Any]) -> dict[str, Any]:
